@@ -1,0 +1,1 @@
+//! The pure planning core: space, search, profile, schedule, check, detect, diff, explain.

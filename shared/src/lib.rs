@@ -1,0 +1,1 @@
+//! Domain model, wire, codec, specs, units, seeds and detector primitives of Compass; no asynchronous dependency.

@@ -1,0 +1,1 @@
+//! QUIC endpoints, identity, joining and authorisation.

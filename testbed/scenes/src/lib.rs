@@ -1,0 +1,1 @@
+//! Seeded scenes with ground truth: moving objects over textured backgrounds under controlled light.
