@@ -1,4 +1,11 @@
-//! Domain model, wire, codec, specs, units, seeds and detector primitives of Compass; no asynchronous dependency.
+//! The vocabulary every part of Compass shares: ids, units, time, seeds, the domain model, the wire and the files people write.
+//!
+//! Start at [`model`]. This crate has no asynchronous dependency, reads no clock and opens no socket.
 
 pub mod codec;
+pub mod ids;
+pub mod model;
+pub mod seed;
+pub mod time;
+pub mod units;
 pub mod wire;

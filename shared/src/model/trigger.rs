@@ -1,0 +1,208 @@
+//! Why a plan changed: a closed list, each with its measurement.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Generation, NodeId, OperatorId};
+
+/// What was measured against which bound over which window.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The value.
+    pub value: f64,
+    /// The bound it broke.
+    pub bound: f64,
+    /// Window in milliseconds.
+    pub window_ms: u64,
+}
+
+/// Which SLO was broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SloKind {
+    /// Latency at the percentile, in ms.
+    Latency,
+    /// Accuracy, 0 to 1.
+    Accuracy,
+    /// Cost.
+    Cost,
+}
+
+/// What calls for a new plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Trigger {
+    /// A query arrived.
+    QueryRegistered,
+    /// A query left (frees resources for others).
+    QueryWithdrawn,
+    /// A node joined or came back.
+    NodeJoined(NodeId),
+    /// A node is gone, drains or was cordoned.
+    NodeLost(NodeId),
+    /// A link got worse; the measurement is its rate in Mbit/s or its RTT in ms.
+    LinkDegraded {
+        /// Sender.
+        from: NodeId,
+        /// Receiver.
+        to: NodeId,
+        /// What was seen.
+        measurement: Measurement,
+    },
+    /// A link is better again.
+    LinkRecovered {
+        /// Sender.
+        from: NodeId,
+        /// Receiver.
+        to: NodeId,
+        /// What was seen.
+        measurement: Measurement,
+    },
+    /// The load differs from what was planned; in frames per second.
+    LoadShifted(Measurement),
+    /// An SLO is broken as the app measures it.
+    SloViolated {
+        /// Which one.
+        slo: SloKind,
+        /// What was seen.
+        measurement: Measurement,
+    },
+    /// The content changed mode and settled; the measurement is the descriptor that moved most.
+    ContentDrifted {
+        /// Name of the descriptor, e.g. `luma mean`.
+        descriptor: String,
+        /// What was seen.
+        measurement: Measurement,
+    },
+    /// An operator does not get its share; achieved and granted cores.
+    ShareNotAchieved {
+        /// The operator.
+        operator: OperatorId,
+        /// Where.
+        node: NodeId,
+        /// What was seen.
+        measurement: Measurement,
+    },
+    /// A node could not carry out its target.
+    PlanNotApplied {
+        /// The node.
+        node: NodeId,
+        /// Its words.
+        reason: String,
+    },
+    /// Prices changed.
+    PriceChanged {
+        /// The new sheet's version.
+        version: u64,
+    },
+    /// Fresh samples refuted the plan, or a person asked: back to an earlier generation's content.
+    Reverted(Generation),
+    /// The search found something better after the query already had a plan.
+    SearchImproved,
+}
+
+impl Trigger {
+    /// A short stable name, e.g. `link-degraded`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::QueryRegistered => "query-registered",
+            Self::QueryWithdrawn => "query-withdrawn",
+            Self::NodeJoined(_) => "node-joined",
+            Self::NodeLost(_) => "node-lost",
+            Self::LinkDegraded { .. } => "link-degraded",
+            Self::LinkRecovered { .. } => "link-recovered",
+            Self::LoadShifted(_) => "load-shifted",
+            Self::SloViolated { .. } => "slo-violated",
+            Self::ContentDrifted { .. } => "content-drifted",
+            Self::ShareNotAchieved { .. } => "share-not-achieved",
+            Self::PlanNotApplied { .. } => "plan-not-applied",
+            Self::PriceChanged { .. } => "price-changed",
+            Self::Reverted(_) => "reverted",
+            Self::SearchImproved => "search-improved",
+        }
+    }
+
+    /// Whether the re-plan repairs something broken; repairs are never held back by dwell times and rate bounds.
+    pub const fn is_repair(&self) -> bool {
+        matches!(
+            self,
+            Self::NodeLost(_)
+                | Self::LinkDegraded { .. }
+                | Self::SloViolated { .. }
+                | Self::ContentDrifted { .. }
+                | Self::ShareNotAchieved { .. }
+                | Self::PlanNotApplied { .. }
+                | Self::Reverted(_)
+                | Self::QueryRegistered
+        )
+    }
+}
+
+impl fmt::Display for Trigger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::QueryRegistered => write!(f, "query registered"),
+            Self::QueryWithdrawn => write!(f, "query withdrawn"),
+            Self::NodeJoined(node) => write!(f, "node {node} joined"),
+            Self::NodeLost(node) => write!(f, "node {node} lost"),
+            Self::LinkDegraded {
+                from,
+                to,
+                measurement: m,
+            } => write!(
+                f,
+                "link {from}->{to} degraded: {:.2} against {:.2}",
+                m.value, m.bound
+            ),
+            Self::LinkRecovered {
+                from,
+                to,
+                measurement: m,
+            } => write!(
+                f,
+                "link {from}->{to} recovered: {:.2} against {:.2}",
+                m.value, m.bound
+            ),
+            Self::LoadShifted(m) => {
+                write!(f, "load {:.1}/s, planned for {:.1}/s", m.value, m.bound)
+            }
+            Self::SloViolated {
+                slo,
+                measurement: m,
+            } => {
+                let name = match slo {
+                    SloKind::Latency => "latency",
+                    SloKind::Accuracy => "accuracy",
+                    SloKind::Cost => "cost",
+                };
+                write!(f, "{name} {:.3} breaks its SLO {:.3}", m.value, m.bound)
+            }
+            Self::ContentDrifted {
+                descriptor,
+                measurement: m,
+            } => write!(
+                f,
+                "content drifted: {descriptor} {:.1}, was {:.1}",
+                m.value, m.bound
+            ),
+            Self::ShareNotAchieved {
+                operator,
+                node,
+                measurement: m,
+            } => {
+                write!(
+                    f,
+                    "operator {operator} on {node} gets {:.2} of {:.2} cores",
+                    m.value, m.bound
+                )
+            }
+            Self::PlanNotApplied { node, reason } => {
+                write!(f, "node {node} did not apply the plan: {reason}")
+            }
+            Self::PriceChanged { version } => write!(f, "price sheet v{version}"),
+            Self::Reverted(generation) => {
+                write!(f, "reverted to the content of generation {generation}")
+            }
+            Self::SearchImproved => write!(f, "the search found a better plan"),
+        }
+    }
+}
