@@ -8,4 +8,5 @@ pub mod model;
 pub mod seed;
 pub mod time;
 pub mod units;
+pub mod vision;
 pub mod wire;
