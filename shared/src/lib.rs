@@ -6,6 +6,8 @@ pub mod codec;
 pub mod ids;
 pub mod model;
 pub mod seed;
+pub mod settings;
+pub mod spec;
 pub mod time;
 pub mod units;
 pub mod vision;
