@@ -351,6 +351,8 @@ pub enum CoordinatorToApp {
         authority_der: Vec<u8>,
         /// Where frames enter.
         entry: Peer,
+        /// A result later than this is late; `None` without a latency SLO.
+        latency_bound: Option<Duration>,
         /// After this long a frame is worthless.
         frame_deadline: Duration,
     },
