@@ -3,6 +3,8 @@
 //! Start at [`model`]. This crate has no asynchronous dependency, reads no clock and opens no socket.
 
 pub mod codec;
+pub mod detect;
+pub mod evaluate;
 pub mod ids;
 pub mod model;
 pub mod seed;
