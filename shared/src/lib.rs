@@ -2,6 +2,7 @@
 //!
 //! Start at [`model`]. This crate has no asynchronous dependency, reads no clock and opens no socket.
 
+pub mod api;
 pub mod codec;
 pub mod detect;
 pub mod evaluate;
