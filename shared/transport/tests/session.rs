@@ -1,0 +1,281 @@
+//! Sessions over real QUIC on the loopback interface: streams, frames, deadlines, datagrams, ends.
+
+mod common;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{Fleet, patience};
+use compass_transport::{
+    CloseCode, Closed, Deadline, Principal, Priority, ResetCode, TransportError,
+};
+use serde::{Deserialize, Serialize};
+
+const LIMIT: usize = 1 << 20;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+enum Message {
+    Hello(String),
+    Number(u64),
+}
+
+#[tokio::test]
+async fn control_stream_carries_frames_both_ways() {
+    let pair = Fleet::new().pair().await;
+    assert!(matches!(&pair.principal, Principal::Agent { node, .. } if node.as_str() == "edge-1"));
+    assert_eq!(pair.near.principal(), &Principal::Coordinator);
+    assert_eq!(pair.near.version(), 1);
+    assert!(pair.far.peer_build().starts_with("compass "));
+
+    let (mut near_send, mut near_recv) = pair.near.take_control().unwrap();
+    let (mut far_send, mut far_recv) = pair.far.take_control().unwrap();
+    assert!(pair.near.take_control().is_none(), "only once");
+    near_send.set_priority(Priority::Control);
+    near_send
+        .write_frame(&Message::Hello("hi".to_owned()), patience())
+        .await
+        .unwrap();
+    let message: Message = far_recv.read_frame(LIMIT, patience()).await.unwrap();
+    assert_eq!(message, Message::Hello("hi".to_owned()));
+    far_send
+        .write_frame(&Message::Number(7), patience())
+        .await
+        .unwrap();
+    assert_eq!(
+        near_recv
+            .next_frame::<Message>(LIMIT, patience())
+            .await
+            .unwrap(),
+        Some(Message::Number(7))
+    );
+    far_send.finish().unwrap();
+    assert_eq!(
+        near_recv
+            .next_frame::<Message>(LIMIT, patience())
+            .await
+            .unwrap(),
+        None
+    );
+    assert_eq!(
+        near_recv
+            .read_frame::<Message>(LIMIT, patience())
+            .await
+            .unwrap_err(),
+        TransportError::EndOfStream
+    );
+}
+
+#[tokio::test]
+async fn a_frame_is_followed_by_raw_payload() {
+    let pair = Fleet::new().pair().await;
+    let payload = Bytes::from(vec![7_u8; 300_000]);
+    let sent = payload.clone();
+    let near = pair.near.clone();
+    let sending = tokio::spawn(async move {
+        let mut stream = near.open_uni(patience()).await.unwrap();
+        stream
+            .write_frame(&Message::Number(sent.len() as u64), patience())
+            .await
+            .unwrap();
+        stream.write_bytes(sent, patience()).await.unwrap();
+        stream.deliver(patience()).await.unwrap();
+    });
+    let mut stream = pair.far.accept_uni(patience()).await.unwrap();
+    let Message::Number(count) = stream.read_frame(LIMIT, patience()).await.unwrap() else {
+        panic!("a number was sent");
+    };
+    let received = stream
+        .read_bytes(usize::try_from(count).unwrap(), patience())
+        .await
+        .unwrap();
+    assert_eq!(received, payload);
+    assert_eq!(stream.read_some(10, patience()).await.unwrap(), None);
+    sending.await.unwrap();
+    let stats = pair.near.stats();
+    assert!(stats.udp_sent_bytes > 300_000 && stats.delivered_bytes > 300_000);
+    assert!(stats.rtt > Duration::ZERO && stats.congestion_window_bytes > 0);
+    assert!(pair.agent.socket_stats().sent_bytes >= stats.udp_sent_bytes);
+}
+
+#[tokio::test]
+async fn a_read_given_up_loses_nothing() {
+    let pair = Fleet::new().pair().await;
+    let (mut send, _recv) = pair.near.take_control().unwrap();
+    let (_far_send, mut far_recv) = pair.far.take_control().unwrap();
+    let frame = compass_shared::codec::encode_frame(1, &Message::Number(1_000_000)).unwrap();
+    send.write_bytes(Bytes::copy_from_slice(&frame[..9]), patience())
+        .await
+        .unwrap();
+    let error = far_recv
+        .next_frame::<Message>(LIMIT, Deadline::after_ms(50))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, TransportError::Deadline { .. }),
+        "{error:?}"
+    );
+    send.write_bytes(Bytes::copy_from_slice(&frame[9..]), patience())
+        .await
+        .unwrap();
+    assert_eq!(
+        far_recv
+            .read_frame::<Message>(LIMIT, patience())
+            .await
+            .unwrap(),
+        Message::Number(1_000_000)
+    );
+}
+
+#[tokio::test]
+async fn a_dropped_stream_is_reset_not_finished() {
+    let pair = Fleet::new().pair().await;
+    let mut send = pair.near.open_uni(patience()).await.unwrap();
+    send.write_bytes(Bytes::from_static(b"half"), patience())
+        .await
+        .unwrap();
+    let mut recv = pair.far.accept_uni(patience()).await.unwrap();
+    assert_eq!(recv.read_bytes(4, patience()).await.unwrap(), &b"half"[..]);
+    drop(send);
+    assert_eq!(
+        recv.read_to_end(LIMIT, patience()).await.unwrap_err(),
+        TransportError::Reset(ResetCode::ABANDONED)
+    );
+}
+
+#[tokio::test]
+async fn a_reader_can_refuse_the_rest() {
+    let pair = Fleet::new().pair().await;
+    let mut send = pair.near.open_uni(patience()).await.unwrap();
+    send.write_bytes(Bytes::from_static(b"unwanted"), patience())
+        .await
+        .unwrap();
+    let mut recv = pair.far.accept_uni(patience()).await.unwrap();
+    recv.stop(ResetCode::STALE);
+    assert_eq!(
+        send.stopped().await,
+        TransportError::Stopped(ResetCode::STALE)
+    );
+}
+
+#[tokio::test]
+async fn damaged_frames_are_errors_on_their_stream_only() {
+    let pair = Fleet::new().pair().await;
+    let good = compass_shared::codec::encode_frame(1, &Message::Number(5)).unwrap();
+    let mut wrong_version = good.clone();
+    wrong_version[6] = 9;
+    let mut oversized = good.clone();
+    oversized[0] = 0xff;
+    let cases: [(&str, Vec<u8>); 4] = [
+        ("truncated", good[..good.len() - 1].to_vec()),
+        ("schema version 9", wrong_version),
+        ("exceeds the limit", oversized),
+        ("codec", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+    ];
+    for (name, bytes) in cases {
+        let mut send = pair.near.open_uni(patience()).await.unwrap();
+        send.write_bytes(Bytes::from(bytes), patience())
+            .await
+            .unwrap();
+        send.finish().unwrap();
+        let mut recv = pair.far.accept_uni(patience()).await.unwrap();
+        let error = recv
+            .next_frame::<Message>(LIMIT, patience())
+            .await
+            .unwrap_err();
+        assert!(!error.is_closed(), "{name}: {error}");
+        match name {
+            "truncated" => assert!(matches!(error, TransportError::Truncated { .. }), "{error}"),
+            _ => assert!(
+                error.to_string().contains(name) || error.to_string().contains("limit"),
+                "{name}: {error}"
+            ),
+        }
+    }
+    // The session itself is undisturbed.
+    let mut send = pair.near.open_uni(patience()).await.unwrap();
+    send.write_frame(&Message::Number(6), patience())
+        .await
+        .unwrap();
+    send.finish().unwrap();
+    let mut recv = pair.far.accept_uni(patience()).await.unwrap();
+    assert_eq!(
+        recv.read_frame::<Message>(LIMIT, patience()).await.unwrap(),
+        Message::Number(6)
+    );
+}
+
+#[tokio::test]
+async fn read_to_end_has_a_limit() {
+    let pair = Fleet::new().pair().await;
+    for (bytes, limit, fits) in [(10, 10, true), (11, 10, false)] {
+        let mut send = pair.near.open_uni(patience()).await.unwrap();
+        send.write_bytes(Bytes::from(vec![1; bytes]), patience())
+            .await
+            .unwrap();
+        send.finish().unwrap();
+        let mut recv = pair.far.accept_uni(patience()).await.unwrap();
+        let result = recv.read_to_end(limit, patience()).await;
+        assert_eq!(result.is_ok(), fits, "{result:?}");
+    }
+}
+
+#[tokio::test]
+async fn datagrams_and_pings_do_not_mix() {
+    let pair = Fleet::new().pair().await;
+    let there_and_back = pair.near.ping(patience()).await.unwrap();
+    assert!(there_and_back > Duration::ZERO);
+    pair.near.send_datagram(b"probe").unwrap();
+    assert_eq!(
+        pair.far.read_datagram(patience()).await.unwrap(),
+        &b"probe"[..]
+    );
+    let most = pair.near.datagram_bytes_max().unwrap();
+    assert!(pair.near.send_datagram(&vec![0; most]).is_ok());
+    assert!(matches!(
+        pair.near.send_datagram(&vec![0; most + 1]).unwrap_err(),
+        TransportError::Datagram { .. }
+    ));
+}
+
+#[tokio::test]
+async fn a_ping_to_a_peer_that_is_gone_fails() {
+    let pair = Fleet::new().pair().await;
+    pair.far.close(CloseCode::SHUTDOWN, "going away");
+    let error = loop {
+        // The close may still be under way when the first ping leaves.
+        if let Err(error) = pair.near.ping(patience()).await {
+            break error;
+        }
+    };
+    let expected = Closed::ByPeer {
+        code: CloseCode::SHUTDOWN,
+        reason: "going away".to_owned(),
+    };
+    assert_eq!(error, TransportError::Closed(expected.clone()));
+    assert_eq!(pair.near.closed().await, expected);
+    assert_eq!(pair.near.closed_reason(), Some(expected));
+    assert_eq!(pair.far.closed().await, Closed::ByUs);
+    assert!(
+        pair.near
+            .open_uni(patience())
+            .await
+            .unwrap_err()
+            .is_closed()
+    );
+}
+
+#[tokio::test]
+async fn shutting_an_endpoint_tells_its_peers() {
+    let pair = Fleet::new().pair().await;
+    pair.coordinator
+        .close(CloseCode::SHUTDOWN, "update", patience())
+        .await;
+    assert_eq!(
+        pair.near.closed().await,
+        Closed::ByPeer {
+            code: CloseCode::SHUTDOWN,
+            reason: "update".to_owned()
+        }
+    );
+    assert!(pair.coordinator.accept().await.is_none());
+}
