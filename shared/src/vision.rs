@@ -55,7 +55,7 @@ impl Default for DecodeOptions {
     /// The values the model card's figures were measured with.
     fn default() -> Self {
         Self {
-            min_score: 0.35,
+            min_score: 0.4,
             max_overlap: 0.5,
             max_detections: 100,
         }

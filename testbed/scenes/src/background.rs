@@ -111,11 +111,13 @@ fn distractors(rgb: &mut [u8], seed: u64, settings: &SceneSettings, horizon: f32
         let scale =
             crate::objects::scale_at(base / height) * height / 480.0 * draws.between(0.75, 1.3);
         let style = Style::draw(&mut draws);
-        let kind = draws.below(4);
+        let kind = draws.below(6);
         let (w, h) = match kind {
             0 => (54.0 * scale, 74.0 * scale),
             1 => (84.0 * scale, 58.0 * scale),
             2 => (18.0 * scale, 118.0 * scale),
+            4 => (70.0 * scale, 46.0 * scale),
+            5 => (46.0 * scale, 92.0 * scale),
             _ => (140.0 * scale, 62.0 * scale),
         };
         let x = draws.between(-0.5 * w, width - 0.5 * w);

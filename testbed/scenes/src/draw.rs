@@ -41,6 +41,12 @@ impl Style {
     }
 }
 
+impl Style {
+    fn textured(&self, main: bool) -> Option<Colour> {
+        Some(if main { self.main } else { self.second })
+    }
+}
+
 /// What to do with a pixel of a patch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Ink {
@@ -234,7 +240,8 @@ fn drum(style: &Style, u: f32, v: f32) -> Option<Colour> {
     Some(shaded(if band { style.main } else { style.second }, round))
 }
 
-/// Look-alikes: a tank without bands, a crate without wheels, a post without a head, a container without wheels.
+/// Look-alikes: a tank without bands, a crate, a post, a container without wheels, a chequered board without wheels or bar, a
+/// figure-like board without head or legs.
 pub(crate) fn distractor(kind: u64, style: &Style, u: f32, v: f32) -> Option<Colour> {
     match kind {
         0 => {
@@ -260,11 +267,13 @@ pub(crate) fn distractor(kind: u64, style: &Style, u: f32, v: f32) -> Option<Col
                 style.main
             })
         }
-        2 => Some(if even(v * style.repeats) {
-            style.main
-        } else {
-            style.second
-        }),
+        2 => style.textured(even(v * style.repeats)),
+        4 => style.textured(even(u * style.repeats) == even(v * (style.repeats - 1.0))),
+        5 => {
+            let inside = (u - 0.5).abs() <= 0.5 - 0.2 * v;
+            let stripe = v < 0.6 && even(u * (style.repeats + 1.0));
+            inside.then_some(if stripe { style.main } else { style.second })
+        }
         _ => {
             let rib = even(u * 2.0 * style.repeats + 0.5);
             let door = v > 0.2 && u > 0.8;

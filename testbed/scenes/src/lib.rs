@@ -54,7 +54,7 @@ impl Default for SceneSettings {
             width: DEFAULT_WIDTH,
             height: DEFAULT_HEIGHT,
             lanes: 9,
-            distractors: 16,
+            distractors: 20,
             speed: 1.0,
         }
     }
