@@ -1,6 +1,9 @@
 //! Emulated and real fleets, the link emulator, benchmarks and the demo.
+//!
+//! Start at [`commands`], the command line. [`relay`] emulates the links between nodes. `compass-testbed` links every
+//! program of the project and starts their processes by executing itself in a role, so nothing has to be installed.
 
-/// Runs the program with the given command line (the first argument is the program's name).
-pub fn main(_arguments: impl IntoIterator<Item = std::ffi::OsString>) -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
-}
+pub mod commands;
+pub mod relay;
+
+pub use commands::main;
