@@ -1,0 +1,189 @@
+//! A link's capacity, kept apart from the rate somebody happened to use.
+//!
+//! A delivered rate is a measurement of capacity only while the sender was network-limited. Otherwise it is a lower bound: it can raise
+//! the estimate, never lower it. Verdicts compare with what was last planned with, so a slow decline is noticed as soon as it has
+//! become as large as a sudden one, and a value that hovers raises nothing new.
+
+use compass_shared::model::cluster::Link;
+use compass_shared::model::trigger::Measurement;
+use compass_shared::time::Moment;
+use compass_shared::units::Bandwidth;
+
+use super::DetectSettings;
+
+/// What is known of one direction of a link.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinkWatch {
+    link: Link,
+    planned: Link,
+    changed: Moment,
+    degraded: bool,
+}
+
+/// What a measurement means.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LinkVerdict {
+    /// The picture has changed; nothing that calls for a plan by itself.
+    News,
+    /// It got worse.
+    Degraded(Measurement),
+    /// It is better again.
+    Recovered(Measurement),
+}
+
+/// Part of a new capacity measurement that counts at once: one window says most, two in a row nearly all.
+const FRESH_PART: f64 = 0.7;
+/// Longer round trips than planned by less than this many milliseconds are jitter.
+const RTT_JITTER_MS: f64 = 20.0;
+
+impl LinkWatch {
+    /// A link of which nothing was measured yet.
+    pub const fn new(now: Moment) -> Self {
+        let link = Link {
+            bandwidth: Bandwidth(0),
+            lower_bound: true,
+            rtt_ms: 0.0,
+            loss: 0.0,
+        };
+        Self {
+            link,
+            planned: link,
+            changed: now,
+            degraded: false,
+        }
+    }
+
+    /// The current picture.
+    pub const fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Takes a delivered rate.
+    pub fn rate(
+        &mut self,
+        now: Moment,
+        delivered_bps: f64,
+        network_limited: bool,
+        settings: &DetectSettings,
+    ) -> Option<LinkVerdict> {
+        if !delivered_bps.is_finite() || delivered_bps < 0.0 {
+            return None;
+        }
+        let known = self.link.bandwidth.0 as f64;
+        if network_limited {
+            if delivered_bps == 0.0 {
+                // Nothing delivered is silence, not a capacity of zero: liveness deals with it.
+                return None;
+            }
+            let fresh = if self.link.lower_bound {
+                delivered_bps
+            } else {
+                FRESH_PART * delivered_bps + (1.0 - FRESH_PART) * known
+            };
+            self.link.bandwidth = Bandwidth(fresh as u64);
+            self.link.lower_bound = false;
+        } else if delivered_bps > known {
+            self.link.bandwidth = Bandwidth(delivered_bps as u64);
+            self.link.lower_bound = true;
+        } else {
+            return None;
+        }
+        self.judge_rate(now, settings)
+    }
+
+    /// Takes a breach or recovery an agent has seen (Mbit/s): it counts as it is.
+    pub fn event(
+        &mut self,
+        now: Moment,
+        measurement: Measurement,
+        settings: &DetectSettings,
+    ) -> Option<LinkVerdict> {
+        if !measurement.value.is_finite() || measurement.value <= 0.0 {
+            return None;
+        }
+        if self.planned.bandwidth.0 == 0 && measurement.bound.is_finite() {
+            // Never reported before: what the agent had planned with is what we had.
+            self.planned.bandwidth = Bandwidth::from_mbit_s(measurement.bound);
+        }
+        self.link.bandwidth = Bandwidth::from_mbit_s(measurement.value);
+        self.link.lower_bound = false;
+        self.judge_rate(now, settings)
+    }
+
+    /// Takes a round trip and a loss.
+    pub fn path(
+        &mut self,
+        now: Moment,
+        rtt_ms: Option<f64>,
+        loss: f64,
+        settings: &DetectSettings,
+    ) -> Option<LinkVerdict> {
+        if (0.0..=1.0).contains(&loss) {
+            self.link.loss = 0.5 * self.link.loss + 0.5 * loss;
+        }
+        let rtt_ms = rtt_ms.filter(|r| r.is_finite() && *r >= 0.0)?;
+        let is_first = self.link.rtt_ms == 0.0;
+        self.link.rtt_ms = rtt_ms;
+        if is_first {
+            self.take_as_planned(now);
+            return Some(LinkVerdict::News);
+        }
+        let planned = self.planned.rtt_ms;
+        let bound = planned * settings.rtt_degraded_ratio;
+        if rtt_ms > bound && rtt_ms > planned + RTT_JITTER_MS {
+            let verdict = LinkVerdict::Degraded(self.measurement(now, rtt_ms, planned));
+            self.take_as_planned(now);
+            self.degraded = true;
+            return Some(verdict);
+        }
+        if rtt_ms * settings.rtt_degraded_ratio < planned && rtt_ms + RTT_JITTER_MS < planned {
+            self.take_as_planned(now);
+            return Some(LinkVerdict::News);
+        }
+        None
+    }
+
+    fn judge_rate(&mut self, now: Moment, settings: &DetectSettings) -> Option<LinkVerdict> {
+        let (value, planned) = (
+            self.link.bandwidth.0 as f64,
+            self.planned.bandwidth.0 as f64,
+        );
+        if planned == 0.0 {
+            self.take_as_planned(now);
+            return Some(LinkVerdict::News);
+        }
+        let measurement = self.measurement(now, value / 1e6, planned / 1e6);
+        let verdict = if value < planned * settings.link_degraded_ratio && !self.link.lower_bound {
+            self.degraded = true;
+            LinkVerdict::Degraded(measurement)
+        } else if self.degraded && value > planned * settings.link_recovered_ratio {
+            self.degraded = false;
+            LinkVerdict::Recovered(measurement)
+        } else if (value - planned).abs() > planned * settings.link_news_ratio
+            || self.link.lower_bound != self.planned.lower_bound
+        {
+            // A step below the bound of "degraded" must not add up unnoticed: only rises move the reference.
+            if value < planned {
+                return Some(LinkVerdict::News);
+            }
+            LinkVerdict::News
+        } else {
+            return None;
+        };
+        self.take_as_planned(now);
+        Some(verdict)
+    }
+
+    const fn take_as_planned(&mut self, now: Moment) {
+        self.planned = self.link;
+        self.changed = now;
+    }
+
+    fn measurement(&self, now: Moment, value: f64, bound: f64) -> Measurement {
+        Measurement {
+            value,
+            bound,
+            window_ms: u64::try_from(now.since(self.changed).as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}

@@ -1,0 +1,637 @@
+//! Latency and cost of a configuration on a placement with given shares, composed from what each operator and link was seen to do.
+//!
+//! Start at [`Model::new`], then [`Model::latency`] per choice of shares. Latency is the sum along the slowest path through the
+//! pipeline of
+//!
+//! ```text
+//! app -> entry   hop overhead
+//! per operator   full-core time of the node's class / min(share, 1) + hand-over + queueing
+//! per hop        bytes · 8 / bandwidth + round trip / 2 + hop overhead + expected re-sends + queueing on the link
+//! sink -> app    hop back to the entry's place + hop overhead
+//! ```
+//!
+//! Each part has a mean and a variance; the percentile comes from their sum taken as normal. Queueing is Kingman's approximation for
+//! one server. A part that was measured on another device class, or on none (a surrogate's guess), widens the interval and is named.
+//! More share never makes a prediction slower; a plan that meets its SLO only without load is not feasible, since utilisation is bounded.
+//!
+//! Deliberately absent: which shares to choose (see [`crate::candidate`]), accuracy.
+
+use compass_shared::ids::{Digest, NodeId, OperatorId};
+use compass_shared::model::catalogue::Catalogue;
+use compass_shared::model::cluster::{Cluster, Link, NodeDescription};
+use compass_shared::model::pipeline::PipelineConfiguration;
+use compass_shared::model::plan::Estimate;
+use compass_shared::model::query::{CostSlo, Query};
+use compass_shared::units::{Bandwidth, Millicores};
+use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, Normal};
+
+use crate::profile::{Moments, OperatorRow, QueryProfile, class_of};
+use crate::space::{Placement, is_filter, pass_fraction};
+
+#[cfg(test)]
+mod tests;
+
+/// Constants of the latency and cost model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PredictSettings {
+    /// Added per hop between nodes, in ms: encryption, framing, two wake-ups.
+    pub hop_overhead_ms: f64,
+    /// Added per operator, in ms: hand-over to its worker and back.
+    pub worker_overhead_ms: f64,
+    /// Between the app and its entry node, each way, in ms.
+    pub app_hop_ms: f64,
+    /// An operator's share is busy at most this part of the time: beyond it waiting grows without bound.
+    pub utilisation_max: f64,
+    /// A link is used to at most this part of its rate.
+    pub link_utilisation_max: f64,
+    /// A plan must meet its latency bound with this part of it to spare.
+    pub latency_margin: f64,
+    /// Relative deviation of a time carried over between emulated classes, whose speeds are declared.
+    pub emulated_class_deviation: f64,
+    /// Relative deviation of a time carried over between classes of unknown relative speed.
+    pub unknown_class_deviation: f64,
+    /// What a link that was never filled is taken to carry, if its lower bound says less.
+    pub assumed_bandwidth: Bandwidth,
+    /// Squared coefficient of variation of the gaps between frames at an operator.
+    pub arrival_variation: f64,
+}
+
+impl Default for PredictSettings {
+    fn default() -> Self {
+        Self {
+            hop_overhead_ms: 1.5,
+            worker_overhead_ms: 0.5,
+            app_hop_ms: 1.5,
+            utilisation_max: 0.7,
+            link_utilisation_max: 0.8,
+            latency_margin: 0.15,
+            emulated_class_deviation: 0.1,
+            unknown_class_deviation: 0.5,
+            assumed_bandwidth: Bandwidth(50_000_000),
+            arrival_variation: 0.2,
+        }
+    }
+}
+
+/// What predictions are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'a> {
+    /// The query.
+    pub query: &'a Query,
+    /// Operator kinds.
+    pub catalogue: &'a Catalogue,
+    /// Today's fleet.
+    pub cluster: &'a Cluster,
+    /// What is known of the query.
+    pub profile: &'a QueryProfile,
+    /// Constants.
+    pub settings: &'a PredictSettings,
+    /// Frames per second that arrive (as measured, else as announced).
+    pub rate_hz: f64,
+}
+
+/// Why there is no prediction.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unpredictable {
+    /// Nothing is known of the operator's time.
+    #[error("operator {0} was never run")]
+    NotMeasured(OperatorId),
+    /// The placement names a node the fleet does not have.
+    #[error("node {0} is not known")]
+    NoNode(NodeId),
+    /// Two operators that talk have no link between their nodes.
+    #[error("there is no link {0}->{1}")]
+    NoLink(NodeId, NodeId),
+}
+
+/// Time of one operator on the full core of one node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// Mean in ms.
+    pub mean_ms: f64,
+    /// Standard deviation between frames, in ms.
+    pub deviation_ms: f64,
+    /// Standard deviation of the mean itself, relative: 0 where it was measured on this class.
+    pub doubt: f64,
+    /// Whether it was measured under this prefix and on this class.
+    pub measured: bool,
+}
+
+/// An operator's work under one configuration, before a node is chosen: which row tells of it and how well.
+#[derive(Debug, Clone, Copy)]
+pub struct Known<'a> {
+    row: &'a OperatorRow,
+    exact: bool,
+}
+
+/// Relative deviation of a time seen under another prefix (other inputs, same own configuration).
+const OTHER_PREFIX_DEVIATION: f64 = 0.2;
+
+/// Looks up what is known of each operator of a configuration.
+///
+/// # Errors
+/// When an operator was never run in its own configuration.
+pub fn known<'a>(
+    context: &Context<'a>,
+    configuration: &PipelineConfiguration,
+    prefixes: &[Digest],
+) -> Result<Vec<Known<'a>>, Unpredictable> {
+    let pipeline = &context.query.pipeline;
+    let find = |(position, prefix): (usize, &Digest)| {
+        let operator = &pipeline.operators[position];
+        if let Some(row) = context.profile.operator(&operator.id, prefix)
+            && !row.times.is_empty()
+        {
+            return Ok(Known { row, exact: true });
+        }
+        let own = configuration.of(&operator.id);
+        let filter = context
+            .catalogue
+            .0
+            .get(&operator.kind)
+            .is_some_and(is_filter);
+        let row = context
+            .profile
+            .operators
+            .range(format!("{}|", operator.id)..)
+            .map(|(_, row)| row)
+            .take_while(|row| row.operator == operator.id)
+            .filter(|row| !row.times.is_empty())
+            .filter(|row| filter || Some(&row.configuration) == own)
+            // The best sampled, then the first by key.
+            .max_by_key(|row| {
+                let samples = row
+                    .times
+                    .values()
+                    .map(|t| t.full_core_ms.count)
+                    .sum::<u32>();
+                (samples, std::cmp::Reverse(row.prefix))
+            });
+        // A filter takes the same time whatever its rate.
+        row.map(|row| Known { row, exact: filter })
+            .ok_or_else(|| Unpredictable::NotMeasured(operator.id.clone()))
+    };
+    prefixes.iter().enumerate().map(find).collect()
+}
+
+impl Known<'_> {
+    /// The work on a node's class, carried over from the best known class where it was not measured there.
+    pub fn on(&self, node: &NodeDescription, settings: &PredictSettings) -> Option<Work> {
+        let class = class_of(node);
+        let prefix_doubt = if self.exact {
+            0.0
+        } else {
+            OTHER_PREFIX_DEVIATION
+        };
+        if let Some(times) = self.row.times.get(&class)
+            && times.full_core_ms.count > 0
+        {
+            return Some(work(&times.full_core_ms, 1.0, prefix_doubt, self.exact));
+        }
+        let (_, times) = self
+            .row
+            .times
+            .iter()
+            .filter(|(_, t)| t.full_core_ms.count > 0)
+            .max_by_key(|(class, t)| {
+                (
+                    t.speed.is_some() == node.emulated_speed.is_some(),
+                    t.full_core_ms.count,
+                    std::cmp::Reverse(class.as_str()),
+                )
+            })?;
+        let (ratio, class_doubt) = match (times.speed, node.emulated_speed) {
+            (Some(there), Some(here)) if here > 0.0 => {
+                (there / here, settings.emulated_class_deviation)
+            }
+            (Some(there), None) => (there, settings.unknown_class_deviation),
+            (None, Some(here)) if here > 0.0 => (1.0 / here, settings.unknown_class_deviation),
+            _ => (1.0, settings.unknown_class_deviation),
+        };
+        let doubt = prefix_doubt.hypot(class_doubt);
+        Some(work(&times.full_core_ms, ratio, doubt, false))
+    }
+}
+
+fn work(times: &Moments, ratio: f64, doubt: f64, measured: bool) -> Work {
+    let samples = f64::from(times.count.max(1));
+    let mean_ms = times.mean * ratio;
+    // Few samples leave the mean itself in doubt.
+    let sampling = times.deviation() / (times.mean.max(1e-9) * samples.sqrt());
+    Work {
+        mean_ms,
+        deviation_ms: times.deviation() * ratio,
+        doubt: doubt.hypot(sampling),
+        measured,
+    }
+}
+
+/// Data that leaves one node for another under a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hop {
+    /// Position of the operator whose output travels; `None` for the app's frames.
+    pub output_of: Option<usize>,
+    /// Sender.
+    pub from: NodeId,
+    /// Receiver.
+    pub to: NodeId,
+    /// Bytes per frame.
+    pub bytes: f64,
+    /// Frames per second.
+    pub rate_hz: f64,
+    mean_ms: f64,
+    variance: f64,
+}
+
+impl Hop {
+    /// Bits per second it needs.
+    pub fn demand_bps(&self) -> f64 {
+        self.bytes * 8.0 * self.rate_hz
+    }
+}
+
+struct Stage {
+    work: Work,
+    rate_hz: f64,
+    inputs: Vec<(usize, Option<usize>)>,
+    core_price: f64,
+}
+
+/// The latency model of one configuration on one placement; shares are still open.
+pub struct Model<'a> {
+    context: Context<'a>,
+    stages: Vec<Stage>,
+    hops: Vec<Hop>,
+    first_hop: Option<usize>,
+    last_hop: Option<usize>,
+    egress_usd_per_h: f64,
+    quantile: f64,
+    result_hz: f64,
+}
+
+/// A predicted latency and what it consists of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Latency {
+    /// At the SLO's percentile, in ms.
+    pub at_percentile: Estimate,
+    /// Mean, in ms.
+    pub mean_ms: f64,
+    /// Mean time in operators on the slowest path, in ms.
+    pub operators_ms: f64,
+    /// Mean time on links on the slowest path, in ms.
+    pub links_ms: f64,
+    /// Whether every operator's time was measured on its node's class.
+    pub measured: bool,
+}
+
+impl<'a> Model<'a> {
+    /// Prepares predictions for a configuration on a placement. `known` comes from [`known`] for the same configuration.
+    ///
+    /// # Errors
+    /// When a node or link is missing or an operator's time is not known.
+    pub fn new(
+        context: &Context<'a>,
+        configuration: &PipelineConfiguration,
+        known: &[Known<'_>],
+        placement: &Placement,
+    ) -> Result<Self, Unpredictable> {
+        let pipeline = &context.query.pipeline;
+        let mut model = Self {
+            context: *context,
+            stages: Vec::with_capacity(pipeline.operators.len()),
+            hops: Vec::new(),
+            first_hop: None,
+            last_hop: None,
+            egress_usd_per_h: 0.0,
+            quantile: standard_normal_quantile(percentile_of(context.query) / 100.0),
+            result_hz: context.rate_hz,
+        };
+        for (position, operator) in pipeline.operators.iter().enumerate() {
+            let node = &placement.0[position];
+            let description = &context
+                .cluster
+                .nodes
+                .get(node)
+                .ok_or_else(|| Unpredictable::NoNode(node.clone()))?
+                .description;
+            let work = known[position]
+                .on(description, context.settings)
+                .ok_or_else(|| Unpredictable::NotMeasured(operator.id.clone()))?;
+            let mut rate_hz = context.rate_hz;
+            let mut inputs = Vec::new();
+            for input in &operator.inputs {
+                let Some(source) = pipeline.position(input) else {
+                    continue;
+                };
+                rate_hz = rate_hz
+                    .min(model.stages[source].rate_hz * model.passed(configuration, known, source));
+                let hop = model.hop(
+                    Some(source),
+                    &placement.0[source],
+                    node,
+                    output_bytes(context, known, source),
+                    rate_hz,
+                )?;
+                inputs.push((source, hop));
+            }
+            if operator.inputs.is_empty() {
+                let bytes = context.profile.input_bytes;
+                model.first_hop = model.hop(None, &context.query.entry, node, bytes, rate_hz)?;
+            }
+            let core_price = context
+                .cluster
+                .prices
+                .core_hour
+                .get(&description.tier)
+                .copied()
+                .unwrap_or(0.0);
+            model.stages.push(Stage {
+                work,
+                rate_hz,
+                inputs,
+                core_price,
+            });
+        }
+        let last = pipeline.operators.len() - 1;
+        model.result_hz = model.stages[last].rate_hz * model.passed(configuration, known, last);
+        let (sink, bytes) = (&placement.0[last], known[last].row.bytes_out.mean);
+        model.last_hop = model.hop(
+            Some(last),
+            sink,
+            &context.query.entry,
+            bytes,
+            model.result_hz,
+        )?;
+        Ok(model)
+    }
+
+    fn passed(
+        &self,
+        configuration: &PipelineConfiguration,
+        known: &[Known<'_>],
+        position: usize,
+    ) -> f64 {
+        let operator = &self.context.query.pipeline.operators[position];
+        let filter = self
+            .context
+            .catalogue
+            .0
+            .get(&operator.kind)
+            .is_some_and(is_filter);
+        if filter {
+            let own = configuration.of(&operator.id);
+            return own
+                .and_then(|c| pass_fraction(c, self.context.rate_hz))
+                .unwrap_or(1.0);
+        }
+        let passed = &known[position].row.passed;
+        if passed.count == 0 {
+            1.0
+        } else {
+            passed.mean.clamp(0.0, 1.0)
+        }
+    }
+
+    /// Adds the hop between two nodes and gives its index; `None` on one node.
+    fn hop(
+        &mut self,
+        output_of: Option<usize>,
+        from: &NodeId,
+        to: &NodeId,
+        bytes: f64,
+        rate_hz: f64,
+    ) -> Result<Option<usize>, Unpredictable> {
+        if from == to {
+            return Ok(None);
+        }
+        let cluster = self.context.cluster;
+        let link = cluster
+            .links
+            .get(&(from.clone(), to.clone()))
+            .ok_or_else(|| Unpredictable::NoLink(from.clone(), to.clone()))?;
+        let (mean_ms, variance) = hop_time(link, bytes, rate_hz, self.context.settings);
+        let site = |id: &NodeId| cluster.nodes.get(id).map(|n| &n.description.site);
+        if site(from) != site(to) {
+            self.egress_usd_per_h += bytes * rate_hz * 3600.0 / 1e9 * cluster.prices.egress_gb;
+        }
+        self.hops.push(Hop {
+            output_of,
+            from: from.clone(),
+            to: to.clone(),
+            bytes,
+            rate_hz,
+            mean_ms,
+            variance,
+        });
+        Ok(Some(self.hops.len() - 1))
+    }
+
+    /// Time of an operator at a share: mean, variance and relative doubt. More share never gives more.
+    fn service(&self, position: usize, share: Millicores) -> (f64, f64, f64) {
+        let stage = &self.stages[position];
+        let cores = share.cores().clamp(1e-3, 1.0);
+        let (mean, deviation) = (stage.work.mean_ms / cores, stage.work.deviation_ms / cores);
+        let busy = (stage.rate_hz * mean / 1e3).min(0.999);
+        let variation = if mean > 0.0 {
+            (deviation / mean).powi(2)
+        } else {
+            0.0
+        };
+        // Kingman (1961): waiting at one server from utilisation and the two variations.
+        let waiting =
+            busy / (1.0 - busy) * mean * (self.context.settings.arrival_variation + variation)
+                / 2.0;
+        (
+            mean + waiting + self.context.settings.worker_overhead_ms,
+            deviation * deviation + waiting * waiting,
+            stage.work.doubt * mean,
+        )
+    }
+
+    /// The latency with these shares, one per operator.
+    pub fn latency(&self, shares: &[Millicores]) -> Latency {
+        #[derive(Clone, Copy, Default)]
+        struct Reached {
+            mean: f64,
+            variance: f64,
+            doubt: f64,
+            operators: f64,
+            links: f64,
+        }
+        let settings = self.context.settings;
+        let hop = |from: Reached, index: Option<usize>| {
+            let Some(hop) = index.map(|i| &self.hops[i]) else {
+                return from;
+            };
+            Reached {
+                mean: from.mean + hop.mean_ms,
+                variance: from.variance + hop.variance,
+                links: from.links + hop.mean_ms,
+                ..from
+            }
+        };
+        let app = Reached {
+            mean: settings.app_hop_ms,
+            links: settings.app_hop_ms,
+            ..Reached::default()
+        };
+        let mut reached: Vec<Reached> = Vec::with_capacity(self.stages.len());
+        for (position, stage) in self.stages.iter().enumerate() {
+            let start = if stage.inputs.is_empty() {
+                hop(app, self.first_hop)
+            } else {
+                stage
+                    .inputs
+                    .iter()
+                    .map(|(source, index)| hop(reached[*source], *index))
+                    .max_by(|a, b| a.mean.total_cmp(&b.mean))
+                    .unwrap_or(app)
+            };
+            let (mean, variance, doubt) = self.service(position, shares[position]);
+            reached.push(Reached {
+                mean: start.mean + mean,
+                variance: start.variance + variance,
+                doubt: start.doubt.hypot(doubt),
+                operators: start.operators + mean,
+                links: start.links,
+            });
+        }
+        let sink = reached.last().copied().unwrap_or(app);
+        let mut end = hop(sink, self.last_hop);
+        end.mean += settings.app_hop_ms;
+        end.links += settings.app_hop_ms;
+        let value =
+            (end.mean + self.quantile * end.variance.sqrt() + self.context.profile.latency_bias_ms)
+                .max(0.0);
+        let width = 1.96 * end.doubt;
+        let samples = self.stages.iter().filter(|s| s.work.measured).count();
+        let measured = samples == self.stages.len();
+        Latency {
+            at_percentile: Estimate {
+                value,
+                low: (value - width).max(0.0),
+                high: value + width,
+                samples: u32::from(measured),
+            },
+            mean_ms: end.mean,
+            operators_ms: end.operators,
+            links_ms: end.links,
+            measured,
+        }
+    }
+
+    /// The part of the time an operator's share is busy.
+    pub fn utilisation(&self, position: usize, share: Millicores) -> f64 {
+        let stage = &self.stages[position];
+        stage.rate_hz * stage.work.mean_ms / 1e3 / share.cores().clamp(1e-3, 1.0)
+    }
+
+    /// Price of a core for an hour where an operator runs.
+    pub fn core_price(&self, position: usize) -> f64 {
+        self.stages[position].core_price
+    }
+
+    /// USD per hour with these shares: granted cores and bytes that leave a site.
+    pub fn cost_usd_per_h(&self, shares: &[Millicores]) -> f64 {
+        let cores: f64 = self
+            .stages
+            .iter()
+            .zip(shares)
+            .map(|(stage, share)| share.cores() * stage.core_price)
+            .sum();
+        cores + self.egress_usd_per_h
+    }
+
+    /// Data between nodes.
+    pub fn hops(&self) -> &[Hop] {
+        &self.hops
+    }
+
+    /// A hop that needs more than its link may carry, with the part of the usable rate it needs; the worst one.
+    pub fn overloaded_hop(&self) -> Option<(&Hop, f64)> {
+        self.hops
+            .iter()
+            .map(|hop| {
+                let link = &self.context.cluster.links[&(hop.from.clone(), hop.to.clone())];
+                let usable = usable_bps(link, self.context.settings);
+                (hop, hop.demand_bps() / usable.max(1.0))
+            })
+            .filter(|(_, part)| *part > 1.0)
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// Frames per second that give a result.
+    pub const fn result_hz(&self) -> f64 {
+        self.result_hz
+    }
+}
+
+fn output_bytes(context: &Context<'_>, known: &[Known<'_>], position: usize) -> f64 {
+    let row = known[position].row;
+    let operator = &context.query.pipeline.operators[position];
+    let filter = context
+        .catalogue
+        .0
+        .get(&operator.kind)
+        .is_some_and(is_filter);
+    // A filter passes its input on, whatever was seen under another configuration.
+    if filter && operator.inputs.is_empty() {
+        return context.profile.input_bytes;
+    }
+    row.bytes_out.mean
+}
+
+/// The rate a link is planned with: its measured capacity; where only a lower bound is known, at least the assumed one.
+pub fn planned_rate(link: &Link, settings: &PredictSettings) -> Bandwidth {
+    if link.lower_bound {
+        link.bandwidth.max(settings.assumed_bandwidth)
+    } else {
+        link.bandwidth
+    }
+}
+
+/// Bits per second of a link that plans may use.
+pub fn usable_bps(link: &Link, settings: &PredictSettings) -> f64 {
+    planned_rate(link, settings).0 as f64 * settings.link_utilisation_max
+}
+
+/// Bytes of payload in a packet on paths with the smallest usual MTU.
+const PACKET_BYTES: f64 = 1200.0;
+/// A lost packet is noticed and sent again after about this many round trips.
+const RESEND_ROUND_TRIPS: f64 = 1.25;
+
+/// Mean and variance of a frame's time on a link, in ms.
+fn hop_time(link: &Link, bytes: f64, rate_hz: f64, settings: &PredictSettings) -> (f64, f64) {
+    let transfer = planned_rate(link, settings).transfer_ms(bytes);
+    if !transfer.is_finite() {
+        return (f64::INFINITY, 0.0);
+    }
+    let busy = (rate_hz * transfer / 1e3).min(0.999);
+    let waiting = busy / (1.0 - busy) * transfer * settings.arrival_variation / 2.0;
+    let packets = (bytes / PACKET_BYTES).ceil().max(1.0);
+    let hit = 1.0 - (1.0 - link.loss.clamp(0.0, 0.99)).powf(packets);
+    let resend = RESEND_ROUND_TRIPS * link.rtt_ms;
+    (
+        transfer + waiting + link.rtt_ms / 2.0 + settings.hop_overhead_ms + hit * resend,
+        waiting * waiting + hit * (1.0 - hit) * resend * resend,
+    )
+}
+
+/// The percentile a query's latency is judged at.
+pub fn percentile_of(query: &Query) -> f64 {
+    query.slo.latency.map_or(95.0, |slo| slo.percentile)
+}
+
+fn standard_normal_quantile(part: f64) -> f64 {
+    Normal::new(0.0, 1.0).map_or(1.645, |normal| normal.inverse_cdf(part.clamp(0.5, 0.9999)))
+}
+
+/// A query's cost cap in USD per hour; a cap per request is turned into one at the rate of requests.
+pub fn cost_cap_usd_per_h(query: &Query) -> Option<f64> {
+    match query.slo.cost_max? {
+        CostSlo::PerHour(usd) => Some(usd),
+        CostSlo::PerRequest(usd) => Some(usd * query.rate_hz() * 3600.0),
+    }
+}

@@ -1,0 +1,203 @@
+//! One query's search: from registration to a front of candidates, and again whenever its content changes.
+//!
+//! Start at [`Explorer::handle`]. A *campaign* goes: freeze samples at the entry node, ask the app for labels, let the search ask for
+//! configurations, have the pool run them, judge their outputs, propose as soon as something is feasible and again when something
+//! clearly better is found; then certify what runs on fresh samples. Without labels the golden configuration runs first and stands in
+//! for the truth.
+//!
+//! Deliberately absent: nodes and leases (the pool's), the choice among candidates of several queries and the switch (the
+//! scheduler's).
+
+use std::sync::Arc;
+
+use compass_shared::ids::{FrameId, Generation, NodeId, QueryId, SampleSetId};
+use compass_shared::model::catalogue::Catalogue;
+use compass_shared::model::cluster::Cluster;
+use compass_shared::model::plan::OperatorPlan;
+use compass_shared::model::query::Query;
+use compass_shared::model::trial::{CaptureSamples, SamplesCaptured};
+use compass_shared::model::trigger::Trigger;
+use compass_shared::seed::Seed;
+use compass_shared::time::Moment;
+use serde::{Deserialize, Serialize};
+
+use crate::Settings;
+use crate::candidate::Front;
+use crate::roles::profiler::{TrialOutcome, TrialRequest};
+use crate::search::Stop;
+use crate::space::{InvalidSpace, Space};
+
+/// What an explorer is told.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// Begin (also after a restart, with the front the store had).
+    Start,
+    /// The fleet has changed.
+    Cluster(Arc<Cluster>),
+    /// The entry node froze samples.
+    Captured(SamplesCaptured),
+    /// The app's labels for a sample set; frames without a label are left out.
+    Labels {
+        /// The set.
+        set: SampleSetId,
+        /// Frame and label, in the evaluator's encoding.
+        labels: Vec<(FrameId, Vec<u8>)>,
+    },
+    /// A trial asked for has ended.
+    Trial(Box<TrialOutcome>),
+    /// The content changed mode and settled.
+    ContentDrifted(Trigger),
+    /// Nothing on the front fits any more: search on from what is known.
+    Reopen(Trigger),
+    /// The plan in force, as decided by the scheduler.
+    PlanInForce {
+        /// Its generation.
+        generation: Generation,
+        /// Its operators.
+        operators: Vec<OperatorPlan>,
+    },
+    /// What the app and the nodes measured of the plan in force over a window.
+    Observed(Observation),
+    /// Time passes.
+    Tick,
+}
+
+/// Live measurements of the plan in force.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Observation {
+    /// The generation they belong to.
+    pub generation: Generation,
+    /// Accuracies of answered frames, as the app judged them against its own truth.
+    pub accuracies: Vec<f64>,
+    /// End-to-end latencies in ms.
+    pub latencies_ms: Vec<f64>,
+    /// Median time in the operator and 95th percentile, in ms, and cores used, per operator of the plan.
+    pub service_ms: Vec<(compass_shared::ids::OperatorId, f64, f64)>,
+    /// Frames per second that arrived.
+    pub arrival_hz: Option<f64>,
+}
+
+/// What an explorer wants done.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    /// Freeze samples.
+    Capture {
+        /// At the entry node.
+        node: NodeId,
+        /// How many.
+        request: CaptureSamples,
+    },
+    /// Forget a sample set everywhere (all nodes, and the pool).
+    DropSamples(SampleSetId),
+    /// Ask the app for labels.
+    WantLabels {
+        /// The set.
+        set: SampleSetId,
+        /// Its frames.
+        frames: Vec<FrameId>,
+    },
+    /// Run a trial.
+    RunTrial(Box<TrialRequest>),
+    /// Call off all trials of this query that are under way or waiting.
+    CancelTrials(QueryId),
+    /// Hand a front to the scheduler (and to the store).
+    Propose(Box<Proposal>),
+    /// Nothing meets the SLOs.
+    Infeasible {
+        /// The nearest plan and the cheapest fix, in words.
+        report: String,
+    },
+    /// The campaign is over.
+    Finished {
+        /// Why.
+        stop: Stop,
+        /// Trials it took.
+        trials: u32,
+        /// Stages that cost nothing because their outputs were still there.
+        cache_hits: u32,
+    },
+    /// Call with `Tick` at this moment.
+    WakeAt(Moment),
+}
+
+/// A front and what it rests on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// The query.
+    pub query: QueryId,
+    /// The candidates' profile.
+    pub front: Front,
+    /// Why now.
+    pub trigger: Trigger,
+    /// Trials behind it.
+    pub trials: u32,
+    /// Stages that cost nothing.
+    pub cache_hits: u32,
+    /// Whether the configuration in force has passed on samples that did not choose it.
+    pub certified: bool,
+}
+
+/// The search for one query.
+pub struct Explorer {
+    query: Arc<Query>,
+    catalogue: Arc<Catalogue>,
+    settings: Settings,
+    space: Space,
+    front: Front,
+    cluster: Option<Arc<Cluster>>,
+    seed: Seed,
+    /// The coordinator's term; part of sample set ids, so that sets of an earlier term are never mistaken for ours.
+    term: u64,
+    sets: u64,
+}
+
+impl Explorer {
+    /// An explorer for a query. `front` is what the store kept of it, if anything.
+    ///
+    /// # Errors
+    /// When the query names operators, knobs or values that the catalogue does not have.
+    pub fn new(
+        query: Arc<Query>,
+        catalogue: Arc<Catalogue>,
+        settings: Settings,
+        seed: Seed,
+        term: u64,
+        front: Option<Front>,
+    ) -> Result<Self, InvalidSpace> {
+        let space = Space::new(&query.pipeline, &catalogue)?;
+        Ok(Self {
+            query,
+            catalogue,
+            settings,
+            space,
+            front: front.unwrap_or_default(),
+            cluster: None,
+            seed,
+            term,
+            sets: 0,
+        })
+    }
+
+    /// Takes a fact and answers with what is to be done.
+    pub fn handle(&mut self, now: Moment, input: Input) -> Vec<Effect> {
+        let _ = (
+            now,
+            &self.query,
+            &self.catalogue,
+            &self.settings,
+            &self.space,
+            self.seed,
+            self.term,
+            self.sets,
+        );
+        if let Input::Cluster(cluster) = input {
+            self.cluster = Some(cluster);
+        }
+        Vec::new()
+    }
+
+    /// What is known so far.
+    pub const fn front(&self) -> &Front {
+        &self.front
+    }
+}
