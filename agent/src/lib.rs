@@ -2,6 +2,7 @@
 
 pub mod artifacts;
 pub mod operators;
+pub mod telemetry;
 pub mod trials;
 pub mod workers;
 

@@ -50,6 +50,8 @@ pub enum Source {
     Sysfs,
     /// The operating system's process and CPU tables.
     Sysinfo,
+    /// Files below `/proc`.
+    Procfs,
     /// The control group this node runs in.
     Cgroup,
     /// Measured by Compass itself.
@@ -70,6 +72,7 @@ impl Source {
             Self::Nvml => "nvml",
             Self::Sysfs => "sysfs",
             Self::Sysinfo => "sysinfo",
+            Self::Procfs => "procfs",
             Self::Cgroup => "cgroup",
             Self::Measured => "measured",
             Self::Emulated => "emulated",
@@ -85,6 +88,7 @@ impl From<String> for Source {
             "nvml" => Self::Nvml,
             "sysfs" => Self::Sysfs,
             "sysinfo" => Self::Sysinfo,
+            "procfs" => Self::Procfs,
             "cgroup" => Self::Cgroup,
             "measured" => Self::Measured,
             "emulated" => Self::Emulated,
@@ -535,7 +539,8 @@ impl HostTelemetry {
 }
 
 impl DeviceTelemetry {
-    fn sanitise(&mut self, dropped: &mut u32) {
+    /// What [`NodeTelemetry::sanitise`] does, for one device; adds what was dropped to `dropped`.
+    pub fn sanitise(&mut self, dropped: &mut u32) {
         cut_text(&mut self.id, dropped);
         cut_text(&mut self.name, dropped);
         let total = match self.memory {
