@@ -1,0 +1,330 @@
+//! The app's handle, what it shares with its background tasks, and the events they produce.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use compass_shared::ids::{FrameId, Generation, NodeId, QueryId, SampleSetId};
+use compass_shared::model::outcome::{Outcome, OutcomeCounts};
+use compass_shared::model::plan::Peer;
+use compass_shared::model::trigger::Trigger;
+use compass_shared::time::Moment;
+use compass_shared::wire::v1::AppToCoordinator;
+use compass_transport::{ConnectError, Endpoint, PrivateKey, ServerTrust, TransportError};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::ledger::Ledger;
+use crate::outbox::Outbox;
+use crate::{control, link};
+
+/// Events kept for an app that does not take them; beyond that the connections wait.
+const EVENTS_MAX: usize = 1024;
+
+/// Frames that may wait for room before the oldest gives way: at ten frames a second under half a second.
+const WAITING_MAX: usize = 4;
+
+/// How to reach the fleet and what to ask of it.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The coordinator's addresses, best first.
+    pub coordinator: Vec<SocketAddr>,
+    /// The address everything is sent from; port 0 lets the system choose.
+    pub local: SocketAddr,
+    /// How to know the coordinator: by its authority's fingerprint.
+    pub server_trust: ServerTrust,
+    /// A bearer token of role app.
+    pub token: String,
+    /// The query, as people write it.
+    pub query_yaml: String,
+}
+
+/// Why a query could not be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No socket.
+    #[error("cannot open a socket: {0}")]
+    Bind(#[from] compass_transport::BindError),
+    /// The coordinator cannot be reached or does not let us in.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The connection broke.
+    #[error("the session with the coordinator broke: {0}")]
+    Transport(#[from] TransportError),
+    /// The coordinator said no.
+    #[error("the coordinator refused the query: {0}")]
+    Rejected(String),
+    /// The coordinator answered something else.
+    #[error("the coordinator answered out of turn")]
+    OutOfTurn,
+    /// The certificate cannot be used.
+    #[error("the certificate received cannot be used: {0}")]
+    Identity(#[from] compass_transport::identity::IdentityError),
+    /// TLS cannot use it.
+    #[error("the certificate received cannot be used: {0}")]
+    Tls(String),
+}
+
+/// A result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Of which frame.
+    pub frame: FrameId,
+    /// The plan that computed it, from the first operator to the last.
+    pub generation: Generation,
+    /// From capture to arrival.
+    pub latency: Duration,
+    /// In time or late.
+    pub outcome: Outcome,
+    /// How to read it.
+    pub content: String,
+    /// It.
+    pub payload: Bytes,
+}
+
+/// What happens to an app.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A result arrived (in time or late).
+    Result(Answer),
+    /// A frame ended without a result.
+    Ended {
+        /// The frame.
+        frame: FrameId,
+        /// How.
+        outcome: Outcome,
+    },
+    /// A new plan is in force.
+    PlanChanged {
+        /// Its generation.
+        generation: Generation,
+        /// Why.
+        trigger: Trigger,
+        /// One line.
+        summary: String,
+    },
+    /// No plan meets the SLOs; the nearest, and the cheapest fix.
+    Infeasible(String),
+    /// Truth for these frames is welcome: answer with [`App::label`].
+    LabelsWanted {
+        /// Name it in the answer.
+        set: SampleSetId,
+        /// The frames.
+        frames: Vec<FrameId>,
+    },
+    /// A connection was lost or is back; in words.
+    Connection(String),
+    /// The query has ended: withdrawn, or refused on reconnection; in words.
+    Closed(String),
+}
+
+/// What changes while the app runs.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) ledger: Ledger,
+    pub(crate) outbox: Outbox,
+    pub(crate) next_frame: FrameId,
+    pub(crate) planned: bool,
+    links: BTreeMap<NodeId, AbortHandle>,
+}
+
+/// What the handle and the background tasks share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) query: QueryId,
+    pub(crate) endpoint: Endpoint,
+    started: Instant,
+    state: Mutex<State>,
+    /// Something to send, or room to send it.
+    pub(crate) sendable: Notify,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) to_coordinator: mpsc::Sender<AppToCoordinator>,
+    /// The node where frames enter.
+    pub(crate) entry: watch::Sender<NodeId>,
+}
+
+impl Shared {
+    pub(crate) fn now(&self) -> Moment {
+        Moment::from_duration(self.started.elapsed())
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A frame ended without a result; tells the app if that is news.
+    pub(crate) async fn ended(&self, frame: FrameId, outcome: Outcome) {
+        let is_news = {
+            let mut state = self.state();
+            state.outbox.forget(frame);
+            state.ledger.ended(frame, outcome)
+        };
+        if is_news {
+            self.tell(Event::Ended { frame, outcome }).await;
+        }
+    }
+
+    /// The receiver may be gone when the app is being dropped: then nobody needs to know.
+    pub(crate) async fn tell(&self, event: Event) {
+        let _ = self.events.send(event).await;
+    }
+
+    /// Keeps data connections to exactly these nodes.
+    pub(crate) fn keep_links(self: &Arc<Self>, peers: &[&Peer]) {
+        let mut state = self.state();
+        state.links.retain(|node, task| {
+            let wanted = peers.iter().any(|peer| peer.node == *node) && !task.is_finished();
+            if !wanted {
+                task.abort();
+            }
+            wanted
+        });
+        for peer in peers {
+            if !state.links.contains_key(&peer.node) {
+                let task = tokio::spawn(link::run(Arc::clone(self), (*peer).clone()));
+                state.links.insert(peer.node.clone(), task.abort_handle());
+            }
+        }
+    }
+}
+
+/// A registered query.
+#[derive(Debug)]
+pub struct App {
+    shared: Arc<Shared>,
+    events: mpsc::Receiver<Event>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl App {
+    /// Registers the query (or takes up the same query again) and starts its connections.
+    ///
+    /// # Errors
+    /// When the coordinator cannot be reached, or refuses; a mistake in the query comes with its line.
+    pub async fn register(settings: Settings) -> Result<Self, ClientError> {
+        let key = PrivateKey::generate();
+        let registered = control::register(&settings, &key).await?;
+        let (events, event_receiver) = mpsc::channel(EVENTS_MAX);
+        let (to_coordinator, outgoing) = mpsc::channel(EVENTS_MAX);
+        let started = Instant::now();
+        let state = State {
+            ledger: Ledger::new(
+                Moment(0),
+                registered.latency_bound,
+                registered.frame_deadline,
+            ),
+            outbox: Outbox::new(WAITING_MAX),
+            next_frame: FrameId(1),
+            planned: false,
+            links: BTreeMap::new(),
+        };
+        let shared = Arc::new(Shared {
+            query: registered.query,
+            endpoint: registered.endpoint,
+            started,
+            state: Mutex::new(state),
+            sendable: Notify::new(),
+            events,
+            to_coordinator,
+            entry: watch::Sender::new(registered.entry.node.clone()),
+        });
+        shared.keep_links(&[&registered.entry]);
+        let talk = control::run(
+            Arc::clone(&shared),
+            settings,
+            registered.session,
+            registered.streams,
+            outgoing,
+        );
+        let tasks = vec![
+            tokio::spawn(talk).abort_handle(),
+            tokio::spawn(control::measure(Arc::clone(&shared))).abort_handle(),
+        ];
+        Ok(Self {
+            shared,
+            events: event_receiver,
+            tasks,
+        })
+    }
+
+    /// The query's name.
+    pub fn query(&self) -> &QueryId {
+        &self.shared.query
+    }
+
+    /// Hands over a frame captured now; never waits. Without room the oldest waiting frame is given up as rejected.
+    pub fn send(&self, content: &str, payload: impl Into<Bytes>) -> FrameId {
+        let captured = self.shared.now();
+        let mut state = self.shared.state();
+        let frame = state.next_frame;
+        state.next_frame = frame.next();
+        let counted = state.planned;
+        state.ledger.sent(captured, frame, counted);
+        let gave_way = state.outbox.push(frame, content, payload.into());
+        if let Some(oldest) = gave_way {
+            let is_news = state.ledger.ended(oldest, Outcome::Rejected);
+            drop(state);
+            // The counts are right either way; an app that does not take its events misses only the notice.
+            if is_news {
+                let _ = self.shared.events.try_send(Event::Ended {
+                    frame: oldest,
+                    outcome: Outcome::Rejected,
+                });
+            }
+        } else {
+            drop(state);
+        }
+        self.shared.sendable.notify_one();
+        frame
+    }
+
+    /// The next event; `None` after [`Event::Closed`].
+    pub async fn next_event(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+
+    /// Gives the truth for frames asked for by [`Event::LabelsWanted`], in the evaluator's encoding.
+    pub async fn label(&self, set: SampleSetId, labels: Vec<(FrameId, Vec<u8>)>) {
+        let _ = self
+            .shared
+            .to_coordinator
+            .send(AppToCoordinator::Labels { set, labels })
+            .await;
+    }
+
+    /// Reports an accuracy the app measured against its own truth; goes out with the next report.
+    pub fn accuracy(&self, value: f64) {
+        self.shared.state().ledger.accuracy(value);
+    }
+
+    /// Counts of all frames since the first plan.
+    pub fn counts(&self) -> OutcomeCounts {
+        *self.shared.state().ledger.total()
+    }
+
+    /// Frames that count and have not ended yet.
+    pub fn in_flight(&self) -> u64 {
+        self.shared.state().ledger.in_flight()
+    }
+
+    /// Ends the query; [`Event::Closed`] confirms it.
+    pub async fn withdraw(&self) {
+        let _ = self
+            .shared
+            .to_coordinator
+            .send(AppToCoordinator::Withdraw)
+            .await;
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.shared.keep_links(&[]);
+    }
+}
