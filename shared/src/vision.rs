@@ -2,14 +2,17 @@
 //! they are scored against the truth.
 //!
 //! Start at [`standardise`] (picture to network input) and [`decode_center_head`] (network output to detections); both must
-//! stay in step with `testbed/models/train.py`. [`match_f1`] counts hits and misses.
+//! stay in step with `testbed/models/train.py`. [`match_f1`] counts hits and misses. [`resize`] is the one resampling all sides use.
 //!
-//! Deliberately absent: no resizing, no JPEG, no inference; those belong to operators.
+//! Deliberately absent: no JPEG, no inference; those belong to operators.
 
 use serde::{Deserialize, Serialize};
 
+mod resample;
 #[cfg(test)]
 mod tests;
+
+pub use resample::resize;
 
 /// Side of one output cell in input pixels.
 pub const CELL_PX: usize = 8;

@@ -32,7 +32,7 @@ STRIDE = 8
 CLASSES = 4
 RESOLUTIONS = [(160, 120), (224, 168), (320, 240), (448, 336)]
 # The larger pictures cost more and teach less per second.
-RESOLUTION_SHARE = [0.2, 0.3, 0.3, 0.2]
+RESOLUTION_SHARE = [0.24, 0.32, 0.3, 0.14]
 TRAIN_SCENES, TRAIN_FRAMES_PER_SCENE, TRAIN_FIRST_SEED = 900, 3, 1_000_000
 HELD_OUT_SCENES, HELD_OUT_FRAMES_PER_SCENE, HELD_OUT_FIRST_SEED = 60, 1, 1
 MIN_VISIBLE_PART = 0.4
@@ -293,8 +293,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=ROOT / "target" / "models", help="rendered scenes and checkpoints")
     parser.add_argument("--out", type=Path, default=HERE, help="where the ONNX files go")
-    parser.add_argument("--steps-large", type=int, default=3500)
-    parser.add_argument("--steps-small", type=int, default=3500, help="for small and medium")
+    parser.add_argument("--steps-large", type=int, default=2800)
+    parser.add_argument("--steps-small", type=int, default=2800, help="for small and medium")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--only-evaluate", action="store_true")
     arguments = parser.parse_args()

@@ -202,3 +202,45 @@ fn overlap_of_halves_is_a_third() {
     assert!(overlap([0.0, 0.0, 0.1, 0.1], [0.5, 0.5, 0.1, 0.1]).abs() < 1e-9);
     assert!(overlap([0.0; 4], [0.0; 4]).abs() < 1e-9);
 }
+
+#[test]
+fn resize_keeps_even_surfaces_and_means() {
+    for (from, to) in [
+        ((8, 6), (3, 2)),
+        ((7, 5), (7, 9)),
+        ((640, 2), (160, 1)),
+        ((1, 1), (4, 4)),
+    ] {
+        let even = resize(&vec![201; from.0 * from.1 * 3], from, to).expect("the shape is right");
+        assert_eq!(even, vec![201; to.0 * to.1 * 3], "{from:?} to {to:?}");
+    }
+    let ramp: Vec<u8> = (0..64_u8).flat_map(|x| [x * 4, 255 - x * 4, 7]).collect();
+    let half = resize(&ramp, (64, 1), (32, 1)).expect("the shape is right");
+    for x in 1..31_usize {
+        let expected = (x * 8 + 2) as i32;
+        assert!((i32::from(half[x * 3]) - expected).abs() <= 1, "column {x}");
+        assert!(
+            (i32::from(half[x * 3 + 1]) - (255 - expected)).abs() <= 1,
+            "column {x}"
+        );
+        assert_eq!(half[x * 3 + 2], 7);
+    }
+}
+
+#[test]
+fn resize_averages_noise_instead_of_skipping_pixels() {
+    // A chequered picture becomes grey, whichever pixels a skipping filter would have hit.
+    let board: Vec<u8> = (0..32 * 32)
+        .flat_map(|i| [if (i % 32 + i / 32) % 2 == 0 { 0 } else { 200 }; 3])
+        .collect();
+    let small = resize(&board, (32, 32), (8, 8)).expect("the shape is right");
+    assert!(small.iter().all(|v| (96..=104).contains(v)), "{small:?}");
+}
+
+#[test]
+fn resize_refuses_wrong_shapes_and_takes_empty_targets() {
+    assert!(resize(&[0; 5], (1, 2), (1, 1)).is_err());
+    assert!(resize(&[], (0, 0), (2, 2)).is_err());
+    assert_eq!(resize(&[1, 2, 3], (1, 1), (0, 4)), Ok(vec![]));
+    assert_eq!(resize(&[1, 2, 3], (1, 1), (1, 1)), Ok(vec![1, 2, 3]));
+}

@@ -3,21 +3,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use compass_scenes::{CLASS_NAMES, Frame};
 use compass_shared::vision::{
-    CELL_PX, Counts, DecodeOptions, Detection, TrueObject, decode_center_head, match_f1,
+    CELL_PX, Counts, DecodeOptions, Detection, TrueObject, decode_center_head, match_f1, resize,
     standardise,
 };
 use image::RgbImage;
 use image::codecs::jpeg::JpegEncoder;
-use image::imageops::FilterType;
 use rten::{Model, RunOptions, ThreadPool};
 use rten_tensor::prelude::*;
 use rten_tensor::{NdTensor, NdTensorView};
-use rustix::time::{ClockId, clock_gettime};
 
 /// Where the committed weights lie.
 pub(crate) fn models_folder() -> PathBuf {
@@ -79,14 +76,9 @@ impl Network {
 
 /// What the prepare operator does to a frame before it is sent on.
 pub(crate) fn resized(frame: &Frame, width: u32, height: u32) -> Result<RgbImage> {
-    let picture = RgbImage::from_raw(frame.width, frame.height, frame.rgb.clone())
-        .context("a frame has width × height pixels")?;
-    Ok(image::imageops::resize(
-        &picture,
-        width,
-        height,
-        FilterType::Triangle,
-    ))
+    let from = (frame.width as usize, frame.height as usize);
+    let rgb = resize(&frame.rgb, from, (width as usize, height as usize))?;
+    RgbImage::from_raw(width, height, rgb).context("a resized frame has width × height pixels")
 }
 
 /// The picture as the receiver of this JPEG sees it, and the JPEG's size in bytes.
@@ -110,13 +102,4 @@ pub(crate) fn counts(found: &[Detection], frame: &Frame) -> Counts {
         })
         .collect();
     match_f1(found, &truth, 0.5)
-}
-
-/// CPU time this process has used so far.
-pub(crate) fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(
-        time.tv_sec.unsigned_abs(),
-        u32::try_from(time.tv_nsec).unwrap_or(0),
-    )
 }
