@@ -1,0 +1,77 @@
+//! What the demo's camera sees, with the truth beside it: rendered before the clock starts, so that rendering costs the story nothing.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use compass_scenes::{Scene, SceneSettings, TruthBox};
+use compass_shared::evaluate::encode_detections;
+use compass_shared::vision::Detection;
+
+use super::protocol::FilmConfig;
+
+/// Quality of the camera's own JPEG: high, as cameras with hardware encoders send it.
+const CAMERA_QUALITY: u8 = 92;
+
+/// One frame as the camera delivers it.
+#[derive(Debug, Clone)]
+pub(crate) struct Shot {
+    /// JPEG.
+    pub(crate) jpeg: Arc<[u8]>,
+    /// The true boxes in the encoding of labels.
+    pub(crate) truth: Arc<[u8]>,
+}
+
+/// Both halves of the film.
+#[derive(Debug)]
+pub(crate) struct Film {
+    pub(crate) day: Vec<Shot>,
+    pub(crate) dark: Vec<Shot>,
+}
+
+impl Film {
+    /// Renders on all cores.
+    pub(crate) fn render(config: &FilmConfig, rate_hz: f64) -> anyhow::Result<Self> {
+        let day_frames = (config.day_s * rate_hz).ceil() as usize;
+        let dark_frames = (config.dark_s * rate_hz).ceil() as usize;
+        let scene = Scene::new(config.seed, SceneSettings::default());
+        let moment = |index: usize| index as f64 / rate_hz;
+        let jobs: Vec<(f64, f32)> = (0..day_frames)
+            .map(|index| (moment(index), 1.0))
+            .chain((0..dark_frames).map(|index| (moment(day_frames + index), config.dark_brightness)))
+            .collect();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut shots = Vec::with_capacity(jobs.len());
+        std::thread::scope(|scope| {
+            let parts: Vec<_> = jobs
+                .chunks(jobs.len().div_ceil(threads).max(1))
+                .map(|part| {
+                    let scene = &scene;
+                    scope.spawn(move || part.iter().map(|(time_s, light)| shoot(scene, *time_s, *light)).collect::<anyhow::Result<Vec<_>>>())
+                })
+                .collect();
+            for part in parts {
+                shots.extend(part.join().map_err(|_| anyhow::anyhow!("rendering panicked"))??);
+            }
+            anyhow::Ok(())
+        })?;
+        let dark = shots.split_off(day_frames);
+        Ok(Self { day: shots, dark })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.day.iter().chain(&self.dark).map(|shot| shot.jpeg.len()).sum()
+    }
+}
+
+fn shoot(scene: &Scene, time_s: f64, brightness: f32) -> anyhow::Result<Shot> {
+    let frame = scene.frame(time_s, brightness);
+    let mut jpeg = Vec::new();
+    let mut encoder = image::codecs::jpeg::JpegEncoder::new_with_quality(&mut jpeg, CAMERA_QUALITY);
+    encoder.encode(&frame.rgb, frame.width, frame.height, image::ExtendedColorType::Rgb8).context("cannot encode a frame")?;
+    let boxes: Vec<Detection> = frame.truth.iter().map(as_detection).collect();
+    Ok(Shot { jpeg: jpeg.into(), truth: encode_detections(&boxes).into() })
+}
+
+fn as_detection(truth: &TruthBox) -> Detection {
+    Detection { class: truth.class, score: 1.0, x: truth.x, y: truth.y, w: truth.w, h: truth.h }
+}
