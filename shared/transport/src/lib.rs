@@ -2,7 +2,7 @@
 //!
 //! Start at [`Endpoint`]: bind it, [`Endpoint::accept`] authorised peers, [`Endpoint::connect`] to others. What comes
 //! out is a [`Session`] with typed streams ([`SendStream`], [`RecvStream`]); no peer becomes one before [`authorise`] has
-//! let it in and both hellos have been read. [`identity`] makes and keeps certificates, joining gets the first one.
+//! let it in and both hellos have been read. [`identity`] makes and keeps certificates, [`join`] gets the first one.
 //!
 //! Deliberately absent: what the messages mean (`compass_shared::wire`), who is a member of the fleet (the coordinator's
 //! store), and when to reconnect (the owner's loop, with [`Backoff`]).
@@ -16,6 +16,7 @@ mod endpoint;
 mod error;
 mod handshake;
 pub mod identity;
+pub mod join;
 mod session;
 mod settings;
 mod socket;
@@ -32,6 +33,7 @@ pub use endpoint::{
 };
 pub use error::{CloseCode, Closed, ResetCode, TransportError};
 pub use identity::{CertificateAuthority, Identity, IdentityFolder, PrivateKey, Role};
+pub use join::{JoinAuthority, JoinRefusal, JoinToken, TokenHash};
 pub use session::{QuicSession, Session, SessionStats};
 pub use settings::{Congestion, SettingsError, TransportSettings};
 pub use socket::{SocketReport, SocketStats};

@@ -1,4 +1,5 @@
 //! Sessions over real QUIC on the loopback interface: streams, frames, deadlines, datagrams, ends.
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
 
