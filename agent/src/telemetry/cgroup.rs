@@ -348,7 +348,7 @@ pub(super) fn cpu_list_len(text: &str) -> Option<u32> {
 }
 
 /// The number after a key in a file of `key number` lines.
-fn keyed(path: &Path, key: &str) -> Option<u64> {
+pub(crate) fn keyed(path: &Path, key: &str) -> Option<u64> {
     let text = read_text(path)?;
     text.lines().find_map(|line| {
         line.strip_prefix(key)?

@@ -100,8 +100,8 @@ struct Device {
 /// Searches for GPUs.
 enum Search {
     Running(Worker<Discovery>),
-    /// GPUs were found; the thread has ended.
-    Done,
+    /// GPUs were found; the thread is ending.
+    Done(Worker<Discovery>),
     /// No thread could be started.
     Failed,
 }
@@ -237,7 +237,7 @@ impl TelemetryCollector {
         if let Some(host) = &self.host {
             host.stop();
         }
-        if let Search::Running(search) = &self.search {
+        if let Search::Running(search) | Search::Done(search) = &self.search {
             search.stop();
         }
         for device in &self.devices {
@@ -247,7 +247,7 @@ impl TelemetryCollector {
             .host
             .as_ref()
             .is_none_or(|host| host.wait_ended(left()));
-        if let Search::Running(search) = &self.search {
+        if let Search::Running(search) | Search::Done(search) = &self.search {
             have_ended &= search.wait_ended(left());
         }
         for device in &self.devices {
@@ -285,7 +285,7 @@ impl TelemetryCollector {
     fn collect_search(&mut self, now: Moment, report: &mut NodeTelemetry) {
         let search = match &self.search {
             Search::Running(search) => search,
-            Search::Done => {
+            Search::Done(_) => {
                 report.notes.extend(self.search_notes.iter().cloned());
                 return;
             }
@@ -313,7 +313,10 @@ impl TelemetryCollector {
         }
         report.notes.extend(self.search_notes.iter().cloned());
         if !self.devices.is_empty() {
-            self.search = Search::Done;
+            search.stop();
+            if let Search::Running(search) = std::mem::replace(&mut self.search, Search::Failed) {
+                self.search = Search::Done(search);
+            }
         } else if now >= self.search_due
             && let state @ (WorkerState::Hung | WorkerState::Ended) = search.poke(now)
         {

@@ -70,6 +70,19 @@ fn a_report_has_the_host_and_every_device_in_a_stable_order() {
 }
 
 #[test]
+fn field_017_a_shutdown_ends_every_thread_and_closes_the_library() {
+    let fake = Arc::new(FakeNvml::new([FakeDevice::card("NVIDIA A100")]));
+    let mut collector = collector(&fake, &Tree::new());
+    assert_eq!(collector.collect_settled(at(1), PATIENCE).devices.len(), 1);
+    assert!(collector.shutdown(PATIENCE));
+    assert_eq!(
+        Arc::strong_count(&fake),
+        1,
+        "nobody holds the library open any more"
+    );
+}
+
+#[test]
 fn before_the_first_answer_nothing_is_zero() {
     let fake = Arc::new(FakeNvml::new([FakeDevice::card("NVIDIA A100")]));
     let report = collector(&fake, &Tree::new()).collect(at(1));
