@@ -269,11 +269,6 @@ pub enum AgentRequest {
         /// First byte wanted.
         offset: u64,
     },
-    /// A new certificate for the registered key (DER of a signing request).
-    Renew {
-        /// The signing request.
-        request_der: Vec<u8>,
-    },
 }
 
 /// Answer on the same stream.
@@ -283,11 +278,6 @@ pub enum AgentResponse {
     Artifact {
         /// Total size in bytes.
         total_bytes: u64,
-    },
-    /// The new certificate chain, leaf first (DER).
-    Renewed {
-        /// Leaf first.
-        chain_der: Vec<Vec<u8>>,
     },
     /// It cannot be done.
     Refused {
