@@ -565,10 +565,7 @@ fn build(
             artifact,
         });
     }
-    let mut links: BTreeMap<(NodeId, NodeId), f64> = BTreeMap::new();
-    for hop in model.hops() {
-        *links.entry((hop.from.clone(), hop.to.clone())).or_default() += hop.demand_bps();
-    }
+    let links = demands(model);
     Candidate {
         content: content_of(&operators),
         operators,
@@ -582,6 +579,14 @@ fn build(
         caution: survivor.caution,
         measured: trimmed.latency.measured,
     }
+}
+
+fn demands(model: &Model<'_>) -> BTreeMap<(NodeId, NodeId), f64> {
+    let mut links: BTreeMap<(NodeId, NodeId), f64> = BTreeMap::new();
+    for hop in model.hops() {
+        *links.entry((hop.from.clone(), hop.to.clone())).or_default() += hop.demand_bps();
+    }
+    links
 }
 
 fn order(feasible: &mut [Candidate], preference: Preference) {
@@ -635,12 +640,25 @@ fn thin(feasible: &mut Vec<Candidate>) {
     *feasible = first;
 }
 
-/// The prediction for given operators (a plan in force) on today's fleet; `None` when it cannot be predicted any more.
+/// A plan in force held against today's fleet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Assessed {
+    /// What to expect of it now.
+    pub expected: Expectation,
+    /// The first SLO or limit it breaks, if any.
+    pub broken: Option<Reason>,
+    /// Bits per second it needs from one node to another.
+    pub links: BTreeMap<(NodeId, NodeId), f64>,
+    /// How near to golden, 0 to 1.
+    pub caution: f64,
+}
+
+/// The prediction for given operators on today's fleet; `None` when it cannot be predicted any more.
 pub fn assess(
     context: &Context<'_>,
     space: &Space,
     operators: &[OperatorPlan],
-) -> Option<(Expectation, Option<Reason>)> {
+) -> Option<Assessed> {
     let configuration = PipelineConfiguration(
         operators
             .iter()
@@ -664,8 +682,12 @@ pub fn assess(
         accuracy: accuracy.unwrap_or(unknown_accuracy(space.caution(&point))),
         cost_usd_per_h: cost,
     };
-    let reason = broken(context, &model, &latency, accuracy, cost, &shares);
-    Some((expected, reason))
+    Some(Assessed {
+        expected,
+        broken: broken(context, &model, &latency, accuracy, cost, &shares),
+        links: demands(&model),
+        caution: space.caution(&point),
+    })
 }
 
 /// Like [`refusal`], but for a plan in force: without safety margins, so that it is not dropped for what it was chosen with.

@@ -123,7 +123,20 @@ pub struct Work {
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {
     row: &'a OperatorRow,
-    exact: bool,
+    /// Relative deviation of the row's times as a statement about this configuration; 0 where it was run itself.
+    doubt: f64,
+}
+
+impl<'a> Known<'a> {
+    /// A row of another configuration, or a made-up one, with the relative deviation its times have.
+    pub const fn guessed(row: &'a OperatorRow, doubt: f64) -> Self {
+        Self { row, doubt }
+    }
+
+    /// The row of this very configuration.
+    pub const fn measured(row: &'a OperatorRow) -> Self {
+        Self { row, doubt: 0.0 }
+    }
 }
 
 /// Relative deviation of a time seen under another prefix (other inputs, same own configuration).
@@ -144,7 +157,7 @@ pub fn known<'a>(
         if let Some(row) = context.profile.operator(&operator.id, prefix)
             && !row.times.is_empty()
         {
-            return Ok(Known { row, exact: true });
+            return Ok(Known::measured(row));
         }
         let own = configuration.of(&operator.id);
         let filter = context
@@ -170,7 +183,8 @@ pub fn known<'a>(
                 (samples, std::cmp::Reverse(row.prefix))
             });
         // A filter takes the same time whatever its rate.
-        row.map(|row| Known { row, exact: filter })
+        let doubt = if filter { 0.0 } else { OTHER_PREFIX_DEVIATION };
+        row.map(|row| Known::guessed(row, doubt))
             .ok_or_else(|| Unpredictable::NotMeasured(operator.id.clone()))
     };
     prefixes.iter().enumerate().map(find).collect()
@@ -180,15 +194,15 @@ impl Known<'_> {
     /// The work on a node's class, carried over from the best known class where it was not measured there.
     pub fn on(&self, node: &NodeDescription, settings: &PredictSettings) -> Option<Work> {
         let class = class_of(node);
-        let prefix_doubt = if self.exact {
-            0.0
-        } else {
-            OTHER_PREFIX_DEVIATION
-        };
         if let Some(times) = self.row.times.get(&class)
             && times.full_core_ms.count > 0
         {
-            return Some(work(&times.full_core_ms, 1.0, prefix_doubt, self.exact));
+            return Some(work(
+                &times.full_core_ms,
+                1.0,
+                self.doubt,
+                self.doubt == 0.0,
+            ));
         }
         let (_, times) = self
             .row
@@ -210,7 +224,7 @@ impl Known<'_> {
             (None, Some(here)) if here > 0.0 => (1.0 / here, settings.unknown_class_deviation),
             _ => (1.0, settings.unknown_class_deviation),
         };
-        let doubt = prefix_doubt.hypot(class_doubt);
+        let doubt = self.doubt.hypot(class_doubt);
         Some(work(&times.full_core_ms, ratio, doubt, false))
     }
 }

@@ -6,6 +6,8 @@
 //!
 //! Deliberately absent: which quantity is modelled and on which scale; Gaussian processes (a later refinement behind the same calls).
 
+use ndarray::{Array1, Array2};
+
 #[cfg(test)]
 mod tests;
 
@@ -21,9 +23,9 @@ pub struct Guess {
 /// Bayesian linear regression with a Gaussian prior on the weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ridge {
-    weights: Vec<f64>,
-    /// Inverse of the regularised normal matrix, row by row.
-    covariance: Vec<f64>,
+    weights: Array1<f64>,
+    /// Covariance of the weights.
+    covariance: Array2<f64>,
     noise: f64,
     prior: f64,
 }
@@ -43,57 +45,34 @@ impl Ridge {
         if usable.iter().any(|(x, _)| x.len() + 1 != width) {
             return None;
         }
-        let mean = usable.iter().map(|(_, y)| y).sum::<f64>() / usable.len() as f64;
-        let spread = (usable.iter().map(|(_, y)| (y - mean).powi(2)).sum::<f64>()
-            / usable.len() as f64)
-            .sqrt();
-        let prior = prior_deviation.max(1e-6);
-        let mut noise = (spread * NOISE_FLOOR).max(prior * 0.05);
-        // Two rounds: fit, take the residuals' deviation for the noise, fit again.
-        let mut fitted = Self::solve(&usable, width, noise, prior)?;
-        let freedom = (usable.len() as f64 - width as f64).max(1.0);
-        let residuals: f64 = usable
-            .iter()
-            .map(|(x, y)| (fitted.mean(x) - y).powi(2))
-            .sum();
-        noise = noise.max((residuals / freedom).sqrt());
-        if noise.is_finite() {
-            fitted = Self::solve(&usable, width, noise, prior)?;
+        let mut design = Array2::ones((usable.len(), width));
+        for (mut row, (x, _)) in design.rows_mut().into_iter().zip(&usable) {
+            row.iter_mut()
+                .skip(1)
+                .zip(x)
+                .for_each(|(to, from)| *to = *from);
         }
-        Some(fitted)
+        let values: Array1<f64> = usable.iter().map(|(_, y)| *y).collect();
+        let prior = prior_deviation.max(1e-6);
+        let noise = (values.std(0.0) * NOISE_FLOOR).max(prior * 0.05);
+        // Two rounds: fit, take the residuals' deviation for the noise, fit again.
+        let first = Self::solve(&design, &values, noise, prior)?;
+        let residuals = &values - &design.dot(&first.weights);
+        let freedom = (usable.len() as f64 - width as f64).max(1.0);
+        let noise = noise.max((residuals.dot(&residuals) / freedom).sqrt());
+        Self::solve(&design, &values, noise, prior)
     }
 
-    fn solve(
-        observations: &[&(Vec<f64>, f64)],
-        width: usize,
-        noise: f64,
-        prior: f64,
-    ) -> Option<Self> {
-        let mut normal = vec![0.0; width * width];
-        let mut right = vec![0.0; width];
+    fn solve(design: &Array2<f64>, values: &Array1<f64>, noise: f64, prior: f64) -> Option<Self> {
         let weight = 1.0 / (noise * noise);
-        for (x, y) in observations {
-            let row = with_intercept(x);
-            for i in 0..width {
-                right[i] += weight * row[i] * y;
-                for j in 0..width {
-                    normal[i * width + j] += weight * row[i] * row[j];
-                }
-            }
-        }
-        for i in 0..width {
+        let mut normal = design.t().dot(design) * weight;
+        for (i, diagonal) in normal.diag_mut().iter_mut().enumerate() {
             // The intercept is all but free: the level of a quantity is not near zero by nature.
             let deviation = if i == 0 { prior * 1e3 } else { prior };
-            normal[i * width + i] += 1.0 / (deviation * deviation);
+            *diagonal += 1.0 / (deviation * deviation);
         }
-        let covariance = inverse(normal, width)?;
-        let weights = (0..width)
-            .map(|i| {
-                (0..width)
-                    .map(|j| covariance[i * width + j] * right[j])
-                    .sum()
-            })
-            .collect();
+        let covariance = inverse(normal)?;
+        let weights = covariance.dot(&(design.t().dot(values) * weight));
         Some(Self {
             weights,
             covariance,
@@ -102,79 +81,50 @@ impl Ridge {
         })
     }
 
-    fn mean(&self, features: &[f64]) -> f64 {
-        with_intercept(features)
-            .iter()
-            .zip(&self.weights)
-            .map(|(x, w)| x * w)
-            .sum()
-    }
-
-    /// The value to expect at a feature vector; the prior when its length is not the fitted one.
+    /// The value to expect at a feature vector; the intercept and the prior when its length is not the fitted one.
     pub fn guess(&self, features: &[f64]) -> Guess {
-        let width = self.weights.len();
-        if features.len() + 1 != width {
+        if features.len() + 1 != self.weights.len() {
             return Guess {
                 mean: self.weights[0],
                 deviation: self.prior,
             };
         }
-        let row = with_intercept(features);
-        let mut variance = self.noise * self.noise;
-        for i in 0..width {
-            for j in 0..width {
-                variance += row[i] * self.covariance[i * width + j] * row[j];
-            }
-        }
+        let row: Array1<f64> = std::iter::once(1.0)
+            .chain(features.iter().copied())
+            .collect();
+        let variance = self.noise * self.noise + row.dot(&self.covariance.dot(&row));
         Guess {
-            mean: self.mean(features),
+            mean: row.dot(&self.weights),
             deviation: variance.max(0.0).sqrt(),
         }
     }
 }
 
-fn with_intercept(features: &[f64]) -> Vec<f64> {
-    let mut row = Vec::with_capacity(features.len() + 1);
-    row.push(1.0);
-    row.extend_from_slice(features);
-    row
-}
-
 /// Inverse of a symmetric positive definite matrix by Gauss–Jordan elimination with pivoting; `None` when it is singular.
-fn inverse(mut matrix: Vec<f64>, width: usize) -> Option<Vec<f64>> {
-    let mut result = vec![0.0; width * width];
-    for i in 0..width {
-        result[i * width + i] = 1.0;
-    }
+fn inverse(mut matrix: Array2<f64>) -> Option<Array2<f64>> {
+    let width = matrix.nrows();
+    let mut result = Array2::eye(width);
     for column in 0..width {
         let pivot = (column..width).max_by(|a, b| {
-            let size = |row: &usize| matrix[row * width + column].abs();
+            let size = |row: &usize| matrix[[*row, column]].abs();
             size(a).total_cmp(&size(b)).then(b.cmp(a))
         })?;
-        let value = matrix[pivot * width + column];
+        let value = matrix[[pivot, column]];
         if !value.is_finite() || value.abs() < 1e-300 {
             return None;
         }
         for j in 0..width {
-            matrix.swap(column * width + j, pivot * width + j);
-            result.swap(column * width + j, pivot * width + j);
+            matrix.swap([column, j], [pivot, j]);
+            result.swap([column, j], [pivot, j]);
         }
-        for j in 0..width {
-            matrix[column * width + j] /= value;
-            result[column * width + j] /= value;
-        }
-        for row in 0..width {
-            if row == column {
-                continue;
-            }
-            let factor = matrix[row * width + column];
-            if factor == 0.0 {
-                continue;
-            }
-            for j in 0..width {
-                matrix[row * width + j] -= factor * matrix[column * width + j];
-                result[row * width + j] -= factor * result[column * width + j];
-            }
+        matrix.row_mut(column).mapv_inplace(|v| v / value);
+        result.row_mut(column).mapv_inplace(|v| v / value);
+        let (pivot_row, pivot_result) =
+            (matrix.row(column).to_owned(), result.row(column).to_owned());
+        for row in (0..width).filter(|row| *row != column) {
+            let factor = matrix[[row, column]];
+            matrix.row_mut(row).scaled_add(-factor, &pivot_row);
+            result.row_mut(row).scaled_add(-factor, &pivot_result);
         }
     }
     Some(result)

@@ -32,6 +32,16 @@ use crate::Settings;
 use crate::candidate::Front;
 use crate::explain::Explanation;
 use crate::roles::explorer::Proposal;
+use crate::space::Space;
+
+mod decide;
+mod state;
+mod switch;
+
+use state::{NodeState, QueryState};
+
+#[cfg(test)]
+mod tests;
 
 /// What the scheduler is told.
 #[derive(Debug, Clone)]
@@ -190,14 +200,22 @@ pub struct Restored {
     pub app: Option<Digest>,
     /// The last front proposed.
     pub front: Option<Front>,
+    /// The newest generation ever decided, in force or not.
+    pub newest: Generation,
 }
 
 /// The scheduler.
 pub struct Scheduler {
     catalogue: Arc<Catalogue>,
     settings: Settings,
-    assignment: Assignment,
+    term: u64,
+    commits: u64,
+    queries: BTreeMap<QueryId, QueryState>,
+    nodes: BTreeMap<NodeId, NodeState>,
     cluster: Option<Arc<Cluster>>,
+    /// What each node was told last (or would have been, had it been there).
+    targets: BTreeMap<NodeId, NodeTarget>,
+    assignment: Assignment,
 }
 
 impl Scheduler {
@@ -215,22 +233,72 @@ impl Scheduler {
         assignment: Assignment,
         queries: Vec<Restored>,
     ) -> Self {
-        let _ = (term, queries);
+        let queries = queries
+            .into_iter()
+            .filter_map(|restored| {
+                let id = restored.query.id.clone();
+                let plan = assignment.plans.get(&id).cloned();
+                let space = Space::new(&restored.query.pipeline, &catalogue).ok()?;
+                Some((id, QueryState::restored(restored, plan, space)))
+            })
+            .collect();
         Self {
             catalogue,
             settings,
-            assignment,
+            term: term.max(assignment.commit.term + u64::from(assignment.commit.term >= term)),
+            commits: 0,
+            queries,
+            nodes: BTreeMap::new(),
             cluster: None,
+            targets: BTreeMap::new(),
+            assignment,
         }
     }
 
     /// Takes a fact and answers with what is to be done.
     pub fn handle(&mut self, now: Moment, input: Input) -> Vec<Effect> {
-        let _ = (now, &self.catalogue, &self.settings);
-        if let Input::Cluster { cluster, .. } = input {
-            self.cluster = Some(cluster);
+        let mut effects = Vec::new();
+        match input {
+            Input::Register { query, app } => self.register(now, query, app, &mut effects),
+            Input::Attach { query, app } => {
+                if let Some(state) = self.queries.get_mut(&query) {
+                    state.app = app;
+                    self.retarget(&mut effects);
+                }
+            }
+            Input::Withdraw(query) => self.withdraw(now, &query, &mut effects),
+            Input::Propose(proposal) => self.propose(now, *proposal, &mut effects),
+            Input::Cluster { cluster, triggers } => {
+                self.cluster_changed(now, cluster, triggers, &mut effects);
+            }
+            Input::Noticed { query, trigger } => {
+                self.noticed(now, &query, trigger, &mut effects);
+            }
+            Input::NodeUp {
+                node,
+                applied,
+                instances,
+            } => self.node_up(node, applied, instances, &mut effects),
+            Input::Applied {
+                node,
+                commit,
+                instances,
+                in_flight,
+            } => {
+                let state = self.nodes.entry(node).or_default();
+                state.report(commit, instances, in_flight);
+                self.advance(now, &mut effects);
+            }
+            Input::TargetRefused {
+                node,
+                commit,
+                reason,
+            } => self.refused(now, &node, commit, &reason, &mut effects),
+            Input::Rollback { query, plan } => self.rollback(now, &query, *plan, &mut effects),
+            Input::Tick => self.advance(now, &mut effects),
         }
-        Vec::new()
+        self.wake(&mut effects);
+        effects
     }
 
     /// The plans in force.
@@ -240,12 +308,29 @@ impl Scheduler {
 
     /// What live instances hold of each node, those of a switch under way included.
     pub fn granted(&self) -> BTreeMap<NodeId, Resources> {
-        BTreeMap::new()
+        crate::targets::granted(&self.targets)
     }
 
     /// Why the query has the plan it has.
     pub fn explanation(&self, query: &QueryId) -> Option<&Explanation> {
-        let _ = query;
-        None
+        self.queries.get(query)?.explanation.as_ref()
+    }
+
+    /// The newest commit given out.
+    pub const fn commit(&self) -> Commit {
+        Commit {
+            term: self.term,
+            number: self.commits,
+        }
+    }
+
+    /// What a query's switch is at, for people: `no plan`, `steady`, `warming generation 4`, `draining generation 3`.
+    pub fn phase(&self, query: &QueryId) -> Option<String> {
+        self.queries.get(query).map(QueryState::phase)
+    }
+
+    /// What a node was told last.
+    pub fn target(&self, node: &NodeId) -> Option<&NodeTarget> {
+        self.targets.get(node)
     }
 }
