@@ -12,7 +12,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use compass_shared::ids::{FrameId, NodeId, OperatorId, QueryId, SampleSetId, TrialId};
+use compass_shared::ids::{
+    FrameId, NodeId, OperatorId, OperatorKind, QueryId, SampleSetId, TrialId,
+};
 use compass_shared::model::catalogue::Catalogue;
 use compass_shared::model::cluster::{Cluster, Resources};
 use compass_shared::model::pipeline::PipelineConfiguration;
@@ -21,6 +23,15 @@ use compass_shared::model::trial::{RunStage, StageDone, StageFailure};
 use compass_shared::time::Moment;
 use compass_shared::units::Millicores;
 use serde::{Deserialize, Serialize};
+
+mod place;
+mod pump;
+mod stage;
+
+use stage::{Stage, StageKey, StageState, Trial};
+
+#[cfg(test)]
+mod tests;
 
 /// Constants of sampling and trials.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,6 +95,8 @@ pub struct TrialRequest {
     pub set: SampleSetId,
     /// Which frames of it.
     pub segments: Vec<Vec<FrameId>>,
+    /// Bytes per captured frame, for choosing nodes.
+    pub frame_bytes: f64,
     /// Operators whose measurements are wanted; their ancestors run too.
     pub wanted: Vec<OperatorId>,
     /// The operator whose outputs are to come back, if any.
@@ -224,6 +237,10 @@ pub struct Profiler {
     granted: BTreeMap<NodeId, Resources>,
     next_trial: TrialId,
     cache_hits: u64,
+    trials: Vec<Trial>,
+    stages: BTreeMap<StageKey, Stage>,
+    /// Milliseconds per frame on a core of the host's speed, by operator kind: a rough guess of how long a stage will take.
+    work_ms: BTreeMap<OperatorKind, f64>,
 }
 
 impl Profiler {
@@ -236,21 +253,50 @@ impl Profiler {
             granted: BTreeMap::new(),
             next_trial: first_trial,
             cache_hits: 0,
+            trials: Vec::new(),
+            stages: BTreeMap::new(),
+            work_ms: BTreeMap::new(),
         }
     }
 
     /// Takes a fact and answers with what is to be done.
     pub fn handle(&mut self, now: Moment, input: Input) -> Vec<Effect> {
-        let _ = (now, &self.catalogue, &self.settings, self.next_trial);
-        if let Input::Cluster { cluster, granted } = input {
-            self.cluster = Some(cluster);
-            self.granted = granted;
+        let mut effects = Vec::new();
+        match input {
+            Input::Cluster { cluster, granted } => {
+                self.cluster = Some(cluster);
+                self.granted = granted;
+                self.fail_lost(now);
+            }
+            Input::Trial(request) => self.trials.push(Trial::new(*request)),
+            Input::Cancel(query) => self.cancel(&query, &mut effects),
+            Input::DropSet(set) => self.stages.retain(|key, stage| {
+                key.set != set || matches!(stage.state, StageState::Running { .. })
+            }),
+            Input::StageDone { node, done } => self.done(now, &node, done, &mut effects),
+            Input::StageFailed {
+                node,
+                trial,
+                failure,
+            } => self.failed(now, &node, trial, failure, &mut effects),
+            Input::Tick => {}
         }
-        Vec::new()
+        self.expire(now, &mut effects);
+        self.pump(now, &mut effects);
+        self.wake(now, &mut effects);
+        effects
     }
 
     /// Stages that were not run because their output was still there.
     pub const fn cache_hits(&self) -> u64 {
         self.cache_hits
+    }
+
+    /// Stages that run now, with their nodes.
+    pub fn running(&self) -> impl Iterator<Item = (&NodeId, TrialId)> {
+        self.stages.values().filter_map(|stage| match &stage.state {
+            StageState::Running { node, trial, .. } => Some((node, *trial)),
+            _ => None,
+        })
     }
 }
