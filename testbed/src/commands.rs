@@ -8,6 +8,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::relay;
 
+/// The exit code of a command line that cannot be read, as of the other programs.
+const USAGE_ERROR: u8 = 64;
+
 /// What `compass-testbed` can do.
 #[derive(Debug, Parser)]
 #[command(
@@ -71,7 +74,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(error) => {
             // Nothing is left to be done if the terminal is gone.
             let _printed = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            return if error.use_stderr() {
+                ExitCode::from(USAGE_ERROR)
+            } else {
+                ExitCode::SUCCESS
+            };
         }
     };
     match arguments.command {

@@ -4,32 +4,32 @@
 //! datagram is read, given its path by source and destination, offered to the network, and when it is due it is sent from
 //! the socket of its flow. How late that was is recorded: it is the emulator's own error.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::{ErrorKind, Read, Write};
+use std::collections::{BTreeMap, HashMap};
+use std::io::{ErrorKind, Read};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use compass_shared::seed::Seed;
 use rustix::event::{Timespec, epoll};
 
-use super::config::{RelayConfig, check_target};
-use super::control::{
-    Description, NodeDescription, PathDescription, RelayControl, Request, Response,
-    ServiceDescription, no_node, no_path, no_pipe,
-};
-use super::counters::{Count, DropCause, NamedLinkCounters, RelayCounters};
+use super::config::RelayConfig;
+use super::control::{Response, no_pipe};
+use super::counters::{Count, DropCause, RelayCounters};
 use super::flows::{Flow, FlowId, FlowKey, FlowTable};
 use super::lateness::Lateness;
 use super::network::{Delivery, LinkId, Network, PipeId};
 use super::shape::{PathShape, PipeShape, ResolvedPipe};
 use super::sockets::{self, SocketBuffers};
+use handle::Command;
+pub use handle::{Relay, RelayHandle};
+
+mod answers;
+mod handle;
 
 /// The largest UDP payload and a little more.
 const DATAGRAM_BYTES_MAX: usize = 64 << 10;
@@ -39,127 +39,6 @@ const READS_PER_TURN: usize = 64;
 
 /// Sockets reported by one call of `epoll`; the others wait for the next.
 const EVENTS_PER_TURN: usize = 64;
-
-/// A relay. See [`Relay::start`].
-#[derive(Debug)]
-pub struct Relay;
-
-impl Relay {
-    /// Checks the configuration, binds every socket and starts the relay's thread. It stops with the last clone of the handle.
-    pub fn start(config: RelayConfig) -> anyhow::Result<RelayHandle> {
-        config.check()?;
-        let pipes = resolve_pipes(&config)?;
-        let (wake, woken) = UnixStream::pair()?;
-        woken.set_nonblocking(true)?;
-        let (commands, inbox) = mpsc::channel();
-        let mut engine = Engine::new(&config, pipes, woken, inbox)?;
-        let thread = std::thread::Builder::new()
-            .name("relay".to_owned())
-            .spawn(move || engine.run())?;
-        Ok(RelayHandle {
-            inner: Arc::new(Running {
-                commands,
-                wake,
-                thread: Mutex::new(Some(thread)),
-            }),
-        })
-    }
-}
-
-fn resolve_pipes(config: &RelayConfig) -> anyhow::Result<Vec<ResolvedPipe>> {
-    let resolve = |pipe: &super::config::PipeConfig| {
-        pipe.shape
-            .resolve()
-            .with_context(|| format!("pipe `{}`", pipe.name))
-    };
-    config.pipes.iter().map(resolve).collect()
-}
-
-/// A running relay; clones are the same relay.
-#[derive(Debug, Clone)]
-pub struct RelayHandle {
-    inner: Arc<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
-    commands: Sender<Command>,
-    wake: UnixStream,
-    thread: Mutex<Option<JoinHandle<anyhow::Result<()>>>>,
-}
-
-impl RelayHandle {
-    /// Waits until the relay's thread ends, which it does by itself only when it fails.
-    pub fn join(&self) -> anyhow::Result<()> {
-        let thread = self
-            .inner
-            .thread
-            .lock()
-            .map(|mut thread| thread.take())
-            .unwrap_or_default();
-        thread.map_or(Ok(()), |thread| {
-            thread
-                .join()
-                .unwrap_or_else(|_| bail!("the relay panicked"))
-        })
-    }
-}
-
-#[derive(Debug)]
-enum Command {
-    Request {
-        request: Request,
-        pipe: Option<ResolvedPipe>,
-        answer: Sender<Response>,
-    },
-    Stop,
-}
-
-impl Running {
-    fn send(&self, command: Command) -> anyhow::Result<()> {
-        self.commands
-            .send(command)
-            .context("the relay has stopped")?;
-        (&self.wake)
-            .write_all(&[0])
-            .context("the relay has stopped")
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let thread = self
-            .thread
-            .lock()
-            .map(|mut thread| thread.take())
-            .unwrap_or_default();
-        if self.send(Command::Stop).is_ok()
-            && let Some(thread) = thread
-        {
-            // A panic of the thread has already been printed; a drop cannot do more.
-            let _ended = thread.join();
-        }
-    }
-}
-
-impl RelayControl for RelayHandle {
-    fn request(&self, request: Request) -> anyhow::Result<Response> {
-        // A trace is read here, so that the relay's thread never waits for a disk.
-        let pipe = match &request {
-            Request::SetPipe { name, shape } => {
-                Some(shape.resolve().with_context(|| format!("pipe `{name}`"))?)
-            }
-            _ => None,
-        };
-        let (answer, answered) = mpsc::channel();
-        self.inner.send(Command::Request {
-            request,
-            pipe,
-            answer,
-        })?;
-        answered.recv().context("the relay has stopped")
-    }
-}
 
 /// What a packet under way carries.
 #[derive(Debug)]
@@ -551,137 +430,6 @@ impl Engine {
             }
         }
         Outcome::GoOn
-    }
-
-    fn answer(&mut self, request: Request, pipe: Option<ResolvedPipe>) -> anyhow::Result<Response> {
-        // What is due by now leaves under the rules that held until now.
-        self.deliver_due();
-        let now = self.now();
-        match request {
-            Request::Describe => return Ok(Response::Description(self.describe())),
-            Request::Counters => return Ok(Response::Counters(self.count())),
-            Request::Lateness => return Ok(Response::Lateness(self.lateness.clone().into())),
-            Request::SetPipe { name, .. } => {
-                let entry = self.pipes.get_mut(&name).with_context(|| no_pipe(&name))?;
-                let resolved = pipe.expect("the handle resolves the shape of every SetPipe");
-                self.network.set_pipe(now, entry.0, resolved.model(now));
-                entry.1 = resolved.shape;
-            }
-            Request::SetPath { from, to, shape } => {
-                shape.check()?;
-                let ends = (self.node(&from)?, self.node(&to)?);
-                let link = self
-                    .paths
-                    .get(&ends)
-                    .with_context(|| no_path(&from, &to))?
-                    .link;
-                self.network.set_link(now, link, shape);
-            }
-            Request::SetTarget {
-                node,
-                service,
-                target,
-            } => {
-                let index = self.node(&node)?;
-                check_target(self.nodes[index].address, target)?;
-                self.service_mut(index, service.as_deref())?.target = Some(target);
-            }
-            Request::ForgetFlows { node } => {
-                let node = node.map(|node| self.node(&node)).transpose()?;
-                let forgotten = self.flows.forget(node);
-                self.closing(&forgotten);
-            }
-        }
-        Ok(Response::Done)
-    }
-
-    fn node(&self, name: &str) -> anyhow::Result<usize> {
-        self.nodes
-            .iter()
-            .position(|node| node.name == name)
-            .with_context(|| no_node(name))
-    }
-
-    fn service_mut(&mut self, node: usize, name: Option<&str>) -> anyhow::Result<&mut Service> {
-        let wanted = |service: &&mut Service| {
-            service.node == node && name.is_none_or(|name| service.name == name)
-        };
-        match self.services.iter_mut().find(wanted) {
-            Some(service) => Ok(service),
-            None => bail!(
-                "node `{}` has no service `{}`",
-                self.nodes[node].name,
-                name.unwrap_or_default()
-            ),
-        }
-    }
-
-    fn describe(&self) -> Description {
-        let services_of = |node| {
-            let services = self
-                .services
-                .iter()
-                .filter(move |service| service.node == node);
-            services.map(|service| ServiceDescription {
-                name: service.name.clone(),
-                advertised: SocketAddr::V4(service.advertised),
-                target: service.target,
-            })
-        };
-        let nodes = self
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(index, node)| NodeDescription {
-                name: node.name.clone(),
-                address: node.address,
-                services: services_of(index).collect(),
-            });
-        let paths = self.paths.iter().map(|((from, to), path)| PathDescription {
-            from: self.nodes[*from].name.clone(),
-            to: self.nodes[*to].name.clone(),
-            pipes: path.pipes.clone(),
-            shape: self.network.link_shape(path.link),
-        });
-        Description {
-            nodes: nodes.collect(),
-            pipes: self
-                .pipes
-                .iter()
-                .map(|(name, (_, shape))| (name.clone(), shape.clone()))
-                .collect(),
-            paths: paths.collect(),
-            socket_buffers: self.granted,
-        }
-    }
-
-    fn count(&self) -> RelayCounters {
-        let links = self
-            .paths
-            .iter()
-            .map(|((from, to), path)| NamedLinkCounters {
-                from: self.nodes[*from].name.clone(),
-                to: self.nodes[*to].name.clone(),
-                counters: self.network.link_counters(path.link).clone(),
-            });
-        let pipes = self
-            .pipes
-            .iter()
-            .map(|(name, (id, _))| (name.clone(), self.network.pipe_counters(*id)));
-        let service_addresses = self.services.iter().map(|service| service.advertised);
-        let flow_addresses = self
-            .flows
-            .iter()
-            .filter_map(|flow| local_v4(&flow.socket).ok());
-        let addresses: HashSet<SocketAddrV4> = service_addresses.chain(flow_addresses).collect();
-        RelayCounters {
-            links: links.collect(),
-            pipes: pipes.collect(),
-            flows_open: self.flows.open(),
-            flows_forgotten: self.flows.forgotten(),
-            kernel_dropped_packets: self.kernel_drops_before + sockets::kernel_drops(&addresses),
-            ..self.counters.clone()
-        }
     }
 }
 
