@@ -367,7 +367,7 @@ fn bind_one(
     let (socket, report) = socket::bind(address, settings.socket_buffer)?;
     let local = socket.local_addr()?;
     if report.is_short() {
-        tracing::warn!(
+        tracing::info!(
             %local,
             asked = report.asked,
             receive_granted = report.receive_granted,

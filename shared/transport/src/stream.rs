@@ -46,8 +46,10 @@ enum Sending {
     Idle,
     /// Within a write; found here by a later call, that write was given up in the middle.
     Writing,
-    /// Finished or reset.
-    Over,
+    /// Everything was sent; what is buffered is still delivered.
+    Finished,
+    /// Given up.
+    Reset,
 }
 
 /// The sending half of a stream.
@@ -96,17 +98,39 @@ impl SendStream {
         bytes: Bytes,
         deadline: Deadline,
     ) -> Result<(), TransportError> {
+        self.write_chunks(&mut [bytes], deadline).await
+    }
+
+    /// Sends a message as a frame and raw bytes after it, together: fewer packets than one after the other.
+    ///
+    /// # Errors
+    /// As [`SendStream::write_frame`].
+    pub async fn write_frame_and_bytes<T: Serialize + ?Sized>(
+        &mut self,
+        message: &T,
+        bytes: Bytes,
+        deadline: Deadline,
+    ) -> Result<(), TransportError> {
+        let frame = Bytes::from(codec::encode_frame(self.version, message)?);
+        self.write_chunks(&mut [frame, bytes], deadline).await
+    }
+
+    async fn write_chunks(
+        &mut self,
+        chunks: &mut [Bytes],
+        deadline: Deadline,
+    ) -> Result<(), TransportError> {
         match self.state {
             Sending::Idle => {}
             Sending::Writing => {
                 self.reset(ResetCode::ABANDONED);
                 return Err(TransportError::AlreadyFinished);
             }
-            Sending::Over => return Err(TransportError::AlreadyFinished),
+            Sending::Finished | Sending::Reset => return Err(TransportError::AlreadyFinished),
         }
         self.state = Sending::Writing;
         match deadline
-            .run("writing to a stream", self.inner.write_chunk(bytes))
+            .run("writing to a stream", self.inner.write_all_chunks(chunks))
             .await
         {
             Ok(Ok(())) => {
@@ -132,7 +156,7 @@ impl SendStream {
         if self.state != Sending::Idle {
             return Err(TransportError::AlreadyFinished);
         }
-        self.state = Sending::Over;
+        self.state = Sending::Finished;
         self.inner
             .finish()
             .map_err(|_| TransportError::AlreadyFinished)
@@ -165,11 +189,11 @@ impl SendStream {
         }
     }
 
-    /// Gives the stream up; what was not delivered yet is dropped. Without effect when it is over.
+    /// Gives the stream up, finished or not; what was not delivered yet is dropped.
     pub fn reset(&mut self, code: ResetCode) {
-        if self.state != Sending::Over {
-            self.state = Sending::Over;
-            // Fails only when the stream is over already.
+        if self.state != Sending::Reset {
+            self.state = Sending::Reset;
+            // Fails only when everything has been delivered already.
             let _ = self.inner.reset(VarInt::from_u32(code.0));
         }
     }
@@ -183,7 +207,9 @@ impl SendStream {
 
 impl Drop for SendStream {
     fn drop(&mut self) {
-        self.reset(ResetCode::ABANDONED);
+        if self.state != Sending::Finished {
+            self.reset(ResetCode::ABANDONED);
+        }
     }
 }
 

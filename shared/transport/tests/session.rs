@@ -74,11 +74,11 @@ async fn a_frame_is_followed_by_raw_payload() {
     let near = pair.near.clone();
     let sending = tokio::spawn(async move {
         let mut stream = near.open_uni(patience()).await.unwrap();
+        let header = Message::Number(sent.len() as u64);
         stream
-            .write_frame(&Message::Number(sent.len() as u64), patience())
+            .write_frame_and_bytes(&header, sent, patience())
             .await
             .unwrap();
-        stream.write_bytes(sent, patience()).await.unwrap();
         stream.deliver(patience()).await.unwrap();
     });
     let mut stream = pair.far.accept_uni(patience()).await.unwrap();

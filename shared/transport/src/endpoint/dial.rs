@@ -5,6 +5,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::task::JoinSet;
@@ -21,6 +22,9 @@ use crate::tls::{self, ServerTrust};
 
 /// Most addresses tried in one call; a resolver that gives more is not worth believing.
 const ADDRESSES_MAX: usize = 16;
+
+/// How long to leave a peer alone that refused for a reason which will not pass by itself.
+const LASTING_RETRY: Duration = Duration::from_secs(60);
 
 /// Whom to dial and how.
 #[derive(Debug, Clone)]
@@ -143,7 +147,17 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether trying again soon is pointless without a change on one side: wait at least a minute.
+    /// The least time to wait before the next try (see [`crate::Backoff::server_asked`]): zero, or a minute where
+    /// trying again soon is pointless.
+    pub fn retry_after(&self) -> Duration {
+        if self.is_lasting() {
+            LASTING_RETRY
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Whether trying again soon is pointless without a change on one side.
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Refused { code, .. } => code.is_lasting(),

@@ -6,6 +6,8 @@
     reason = "each test binary uses a part, and all of it is test code"
 )]
 
+pub mod relay;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -88,10 +90,18 @@ pub struct Pair {
 
 impl Pair {
     pub async fn connect(agent: Endpoint, coordinator: Endpoint) -> Self {
-        let dial = Dial::new(Alpn::Agent, Role::Coordinator);
         let addresses = coordinator.local_addresses();
+        Self::connect_via(&addresses, agent, coordinator).await
+    }
+
+    pub async fn connect_via(
+        addresses: &[SocketAddr],
+        agent: Endpoint,
+        coordinator: Endpoint,
+    ) -> Self {
+        let dial = Dial::new(Alpn::Agent, Role::Coordinator);
         let (near, accepted) = tokio::join!(
-            agent.connect(&addresses, &dial, patience()),
+            agent.connect(addresses, &dial, patience()),
             coordinator.accept()
         );
         let (principal, far) = accepted.unwrap();
