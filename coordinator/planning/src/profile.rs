@@ -20,9 +20,12 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 #[cfg(test)]
 mod tests;
 
-/// Neighbouring frames resemble each other: this many count as one independent sample (the equivalent of a lag-one correlation of
-/// 0.5, which is what one-second segments of street scenes show).
-const CORRELATED_SAMPLES: f64 = 3.0;
+/// Neighbouring frames resemble each other: this many count as one independent sample (a lag-one correlation of about a third).
+const CORRELATED_SAMPLES: f64 = 2.0;
+/// Least degrees of freedom an interval is computed with: below, Student's t says only that two samples say nothing.
+const FREEDOM_MIN: f64 = 4.0;
+/// Least variance of a score as a part of a coin's: a mean over several objects varies less than a single hit or miss.
+const VARIANCE_FLOOR: f64 = 0.05;
 
 /// Count, mean and spread of a quantity; two of them can be merged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -107,9 +110,9 @@ impl Moments {
         let floor = (value * (1.0 - value) + 1.0 / (independent + 4.0)) / (independent + 4.0);
         let deviation = self.deviation();
         let error = (deviation * deviation / independent)
-            .max(floor * 0.25)
+            .max(floor * VARIANCE_FLOOR)
             .sqrt();
-        let freedom = (independent - 1.0).max(1.0);
+        let freedom = (independent - 1.0).max(FREEDOM_MIN);
         let width = error * students_t(freedom);
         Estimate {
             value,
@@ -122,7 +125,6 @@ impl Moments {
 
 /// The two-sided 95 % quantile of Student's t.
 fn students_t(freedom: f64) -> f64 {
-    // At one degree of freedom the quantile is 12.7: an interval as wide as the range, which says "two samples say nothing".
     StudentsT::new(0.0, 1.0, freedom).map_or(2.0, |t| t.inverse_cdf(0.975))
 }
 

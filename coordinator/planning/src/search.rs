@@ -126,6 +126,8 @@ pub trait Search: Send {
     fn reopen(&mut self, warm: Vec<Point>);
     /// Asks for the golden configuration before anything else: it stands in for the truth.
     fn require_golden(&mut self);
+    /// Grants another campaign's trials without forgetting what was tried.
+    fn renew_budget(&mut self);
     /// Distinct configurations told as measured or failed since the search began or was reopened.
     fn tried(&self) -> u32;
 }

@@ -53,9 +53,9 @@ impl LinkWatch {
         }
     }
 
-    /// The current picture.
-    pub const fn link(&self) -> &Link {
-        &self.link
+    /// The current picture; `None` until the other end has answered.
+    pub fn link(&self) -> Option<&Link> {
+        (self.link.rtt_ms > 0.0).then_some(&self.link)
     }
 
     /// Takes a delivered rate.
@@ -83,8 +83,8 @@ impl LinkWatch {
             self.link.bandwidth = Bandwidth(fresh as u64);
             self.link.lower_bound = false;
         } else if delivered_bps > known {
+            // A capacity once measured stays one: more than it got through, so it is at least that.
             self.link.bandwidth = Bandwidth(delivered_bps as u64);
-            self.link.lower_bound = true;
         } else {
             return None;
         }
@@ -162,8 +162,8 @@ impl LinkWatch {
         } else if (value - planned).abs() > planned * settings.link_news_ratio
             || self.link.lower_bound != self.planned.lower_bound
         {
-            // A step below the bound of "degraded" must not add up unnoticed: only rises move the reference.
             if value < planned {
+                // Small steps down must not add up unnoticed: what was planned with stays the reference.
                 return Some(LinkVerdict::News);
             }
             LinkVerdict::News

@@ -10,6 +10,7 @@ pub struct Liveness {
     heard: Moment,
     unreachable_said: Option<Moment>,
     seen_by_peers: Option<Moment>,
+    down: bool,
     lost: bool,
 }
 
@@ -29,6 +30,7 @@ impl Liveness {
             heard: now,
             unreachable_said: None,
             seen_by_peers: None,
+            down: false,
             lost: false,
         }
     }
@@ -37,6 +39,7 @@ impl Liveness {
     pub const fn heard(&mut self, now: Moment) -> Option<LivenessVerdict> {
         self.heard = now;
         self.unreachable_said = None;
+        self.down = false;
         if self.lost {
             self.lost = false;
             return Some(LivenessVerdict::Back);
@@ -47,6 +50,11 @@ impl Liveness {
     /// A neighbour got no answer from it.
     pub const fn unreachable(&mut self, now: Moment) {
         self.unreachable_said = Some(now);
+    }
+
+    /// Its session has ended: it restarts, or it is gone.
+    pub const fn down(&mut self) {
+        self.down = true;
     }
 
     /// A neighbour received data from it.
@@ -69,6 +77,8 @@ impl Liveness {
             settings.silence_confirmed
         } else if is_seen {
             settings.silence_seen_by_peers
+        } else if self.down {
+            settings.silence_confirmed
         } else {
             settings.silence
         };

@@ -14,6 +14,7 @@ pub struct LoadWatch {
     above: Breach,
     below: Breach,
     silent: bool,
+    begun: bool,
 }
 
 /// What the load calls for.
@@ -36,6 +37,7 @@ impl LoadWatch {
             above: Breach::new(settings.load_windows),
             below: Breach::new(settings.load_windows),
             silent: false,
+            begun: false,
         }
     }
 
@@ -52,6 +54,11 @@ impl LoadWatch {
         self.reported = Some(now);
         if std::mem::take(&mut self.silent) {
             return Some(LoadVerdict::Known);
+        }
+        // A source that has not begun yet has no load to shift from.
+        self.begun |= arrival_hz * settings.load_ratio >= self.planned_hz;
+        if !self.begun {
+            return None;
         }
         let (high, low) = (
             self.planned_hz * settings.load_ratio,

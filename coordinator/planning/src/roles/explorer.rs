@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use compass_shared::ids::{FrameId, Generation, NodeId, QueryId, SampleSetId};
-use compass_shared::model::catalogue::Catalogue;
+use compass_shared::model::catalogue::{Catalogue, Evaluator};
 use compass_shared::model::cluster::Cluster;
 use compass_shared::model::plan::OperatorPlan;
 use compass_shared::model::query::Query;
@@ -23,9 +23,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::Settings;
 use crate::candidate::Front;
+use crate::profile::Truth;
 use crate::roles::profiler::{TrialOutcome, TrialRequest};
-use crate::search::Stop;
-use crate::space::{InvalidSpace, Space};
+use crate::search::{Feasible, Search, Stop, Told};
+use crate::space::{InvalidSpace, Point, Space};
+
+mod campaign;
+mod learn;
+mod propose;
+
+use campaign::Campaign;
+use propose::{InForce, Proposed};
+
+#[cfg(test)]
+mod tests;
 
 /// What an explorer is told.
 #[derive(Debug, Clone)]
@@ -145,14 +156,27 @@ pub struct Explorer {
     space: Space,
     front: Front,
     cluster: Option<Arc<Cluster>>,
-    seed: Seed,
+    search: Box<dyn Search>,
+    /// Position of the operator whose outputs are judged, and how.
+    judged: Option<(usize, Evaluator)>,
     /// The coordinator's term; part of sample set ids, so that sets of an earlier term are never mistaken for ours.
     term: u64,
     sets: u64,
+    trial_numbers: u64,
+    campaign: Option<Campaign>,
+    /// Whether the app has answered with labels when it was last asked.
+    has_labels: Option<bool>,
+    in_force: Option<InForce>,
+    proposed: Option<Proposed>,
+    /// The configuration that has passed on fresh samples, in the current content.
+    certified: Option<Point>,
+    /// The configuration that was last held against fresh samples, whatever came of it: not again in the same content.
+    examined: Option<Point>,
+    totals: (u32, u32),
 }
 
 impl Explorer {
-    /// An explorer for a query. `front` is what the store kept of it, if anything.
+    /// An explorer for a query. `front` is what the store kept of it, if anything; `term` is the coordinator's.
     ///
     /// # Errors
     /// When the query names operators, knobs or values that the catalogue does not have.
@@ -165,39 +189,100 @@ impl Explorer {
         front: Option<Front>,
     ) -> Result<Self, InvalidSpace> {
         let space = Space::new(&query.pipeline, &catalogue)?;
-        Ok(Self {
+        let seed = seed.child("search").child(query.id.as_str());
+        let search = Box::new(Feasible::new(settings.search.clone(), seed));
+        let judged = judged_operator(&query, &catalogue);
+        let mut explorer = Self {
             query,
             catalogue,
             settings,
             space,
             front: front.unwrap_or_default(),
             cluster: None,
-            seed,
+            search,
+            judged,
             term,
             sets: 0,
-        })
+            trial_numbers: 0,
+            campaign: None,
+            has_labels: None,
+            in_force: None,
+            proposed: None,
+            certified: None,
+            examined: None,
+            totals: (0, 0),
+        };
+        explorer.replay();
+        Ok(explorer)
     }
 
     /// Takes a fact and answers with what is to be done.
     pub fn handle(&mut self, now: Moment, input: Input) -> Vec<Effect> {
-        let _ = (
-            now,
-            &self.query,
-            &self.catalogue,
-            &self.settings,
-            &self.space,
-            self.seed,
-            self.term,
-            self.sets,
-        );
-        if let Input::Cluster(cluster) = input {
-            self.cluster = Some(cluster);
+        let mut effects = Vec::new();
+        match input {
+            Input::Start => self.start(now, &mut effects),
+            Input::Cluster(cluster) => self.cluster = Some(cluster),
+            Input::Captured(samples) => self.captured(now, samples, &mut effects),
+            Input::Labels { set, labels } => self.labels(now, set, labels, &mut effects),
+            Input::Trial(outcome) => self.trial(now, *outcome, &mut effects),
+            Input::ContentDrifted(trigger) => self.drifted(now, trigger, &mut effects),
+            Input::Reopen(trigger) => self.reopen(now, trigger, &mut effects),
+            Input::PlanInForce {
+                generation,
+                operators,
+            } => self.plan_in_force(now, generation, operators),
+            Input::Observed(observation) => self.observed(&observation, &mut effects),
+            Input::Tick => {}
         }
-        Vec::new()
+        self.pump(now, &mut effects);
+        effects
     }
 
     /// What is known so far.
     pub const fn front(&self) -> &Front {
         &self.front
     }
+
+    /// What it is doing, for people.
+    pub fn phase(&self) -> &'static str {
+        match &self.campaign {
+            None => "idle",
+            Some(campaign) => campaign.phase(),
+        }
+    }
+
+    /// Replaces the search, for ablations and tests. Before `Start` only.
+    pub fn with_search(mut self, search: Box<dyn Search>) -> Self {
+        self.search = search;
+        self.replay();
+        self
+    }
+
+    /// Tells the search what a stored front holds, so that nothing is tried twice.
+    fn replay(&mut self) {
+        for row in self.front.profile.configurations.values() {
+            let Some(point) = self.space.point_of(&row.configuration) else {
+                continue;
+            };
+            if row.failed.is_some() {
+                self.search.tell(&point, Told::Failed);
+            } else if row.truth != Truth::Unknown {
+                self.search.tell(&point, Told::Measured);
+            }
+        }
+    }
+}
+
+/// The last operator whose kind has an evaluator.
+fn judged_operator(query: &Query, catalogue: &Catalogue) -> Option<(usize, Evaluator)> {
+    query
+        .pipeline
+        .operators
+        .iter()
+        .enumerate()
+        .filter_map(|(position, operator)| {
+            let evaluator = catalogue.0.get(&operator.kind)?.evaluator?;
+            Some((position, evaluator))
+        })
+        .next_back()
 }

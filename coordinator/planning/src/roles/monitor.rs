@@ -5,10 +5,11 @@
 //!
 //! Deliberately absent: what to do about it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use compass_shared::ids::{Generation, NodeId, QueryId};
-use compass_shared::model::cluster::{Cluster, NodeDescription, PriceSheet, Scheduling};
+use compass_shared::ids::{NodeId, QueryId};
+use compass_shared::model::cluster::{Cluster, Node, NodeDescription, PriceSheet, Scheduling};
 use compass_shared::model::outcome::AppReport;
 use compass_shared::model::plan::QueryPlan;
 use compass_shared::model::query::Query;
@@ -16,8 +17,16 @@ use compass_shared::model::trigger::Trigger;
 use compass_shared::time::Moment;
 use compass_shared::wire::v1::{AgentEvent, AgentReport};
 
-use crate::detect::DetectSettings;
+use crate::detect::{DetectSettings, LinkWatch, LivenessVerdict, LoadVerdict};
 use crate::roles::explorer::Observation;
+
+mod facts;
+mod watch;
+
+use watch::{NodeWatch, QueryWatch};
+
+#[cfg(test)]
+mod tests;
 
 /// What the monitor is told.
 #[derive(Debug, Clone)]
@@ -115,8 +124,18 @@ pub enum Effect {
 /// The monitor.
 pub struct Monitor {
     settings: DetectSettings,
+    nodes: BTreeMap<NodeId, NodeWatch>,
+    links: BTreeMap<(NodeId, NodeId), LinkWatch>,
+    queries: BTreeMap<QueryId, QueryWatch>,
     cluster: Cluster,
-    newest: Option<Generation>,
+}
+
+/// What one handled fact amounts to.
+#[derive(Default)]
+struct News {
+    triggers: Vec<Trigger>,
+    changed: bool,
+    effects: Vec<Effect>,
 }
 
 impl Monitor {
@@ -124,23 +143,121 @@ impl Monitor {
     pub fn new(settings: DetectSettings, prices: PriceSheet) -> Self {
         Self {
             settings,
+            nodes: BTreeMap::new(),
+            links: BTreeMap::new(),
+            queries: BTreeMap::new(),
             cluster: Cluster {
-                nodes: std::collections::BTreeMap::new(),
-                links: std::collections::BTreeMap::new(),
+                nodes: BTreeMap::new(),
+                links: BTreeMap::new(),
                 prices,
             },
-            newest: None,
         }
     }
 
     /// Takes a fact and answers with what is to be told.
     pub fn handle(&mut self, now: Moment, input: Input) -> Vec<Effect> {
-        let _ = (now, input, &self.settings, self.newest);
-        Vec::new()
+        let mut news = News::default();
+        match input {
+            Input::NodeUp { node, description } => self.node_up(now, node, description, &mut news),
+            Input::NodeDown(node) => {
+                if let Some(watch) = self.nodes.get_mut(&node) {
+                    watch.liveness.down();
+                }
+            }
+            Input::Heard(node) => self.heard(now, &node, &mut news),
+            Input::Scheduling { node, scheduling } => {
+                self.scheduling(node, scheduling, &mut news);
+            }
+            Input::Report { node, report } => self.report(now, &node, &report, &mut news),
+            Input::Event { node, event } => self.event(now, &node, event, &mut news),
+            Input::Transfer {
+                from,
+                to,
+                bytes,
+                ms,
+            } => self.transfer(now, from, to, bytes, ms, &mut news),
+            Input::QueryUp(query) => {
+                let watch = QueryWatch::new(query, &self.settings);
+                self.queries.insert(watch.query.id.clone(), watch);
+            }
+            Input::QueryDown(query) => {
+                self.queries.remove(&query);
+            }
+            Input::PlanInForce(plan) => {
+                if let Some(watch) = self.queries.get_mut(&plan.query) {
+                    watch.switched(now, *plan, &self.settings);
+                }
+            }
+            Input::App { query, report } => self.app(now, &query, &report, &mut news),
+            Input::Prices(prices) => {
+                news.triggers.push(Trigger::PriceChanged {
+                    version: prices.version,
+                });
+                self.cluster.prices = prices;
+                news.changed = true;
+            }
+            Input::Tick => {}
+        }
+        self.look(now, &mut news);
+        self.tell(news)
     }
 
     /// The picture of the fleet.
     pub const fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    /// Looks at the clock.
+    fn look(&mut self, now: Moment, news: &mut News) {
+        for (id, watch) in &mut self.nodes {
+            if watch.liveness.tick(now, &self.settings) == Some(LivenessVerdict::Lost) {
+                news.triggers.push(Trigger::NodeLost(id.clone()));
+                news.changed = true;
+            }
+        }
+        for (id, watch) in &mut self.queries {
+            if watch.load.tick(now, &self.settings) == Some(LoadVerdict::Unknown) {
+                news.effects.push(Effect::Alarm(format!(
+                    "query {id}: its entry node reports nothing; the plan is held"
+                )));
+            }
+        }
+    }
+
+    /// Brings the picture up to date and says what has to be said.
+    fn tell(&mut self, news: News) -> Vec<Effect> {
+        let News {
+            triggers,
+            changed,
+            mut effects,
+        } = news;
+        if !changed && triggers.is_empty() {
+            return effects;
+        }
+        self.cluster.nodes = self
+            .nodes
+            .iter()
+            .map(|(id, watch)| {
+                let node = Node {
+                    description: watch.description.clone(),
+                    online: !watch.liveness.is_lost(),
+                    scheduling: watch.scheduling,
+                };
+                (id.clone(), node)
+            })
+            .collect();
+        self.cluster.links = self
+            .links
+            .iter()
+            .filter_map(|(pair, watch)| Some((pair.clone(), *watch.link()?)))
+            .collect();
+        effects.insert(
+            0,
+            Effect::Cluster {
+                cluster: Arc::new(self.cluster.clone()),
+                triggers,
+            },
+        );
+        effects
     }
 }

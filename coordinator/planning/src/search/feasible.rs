@@ -25,6 +25,8 @@ pub struct Feasible {
     asked: BTreeSet<Point>,
     told: BTreeSet<Point>,
     failed: BTreeSet<Point>,
+    /// Trials of earlier campaigns, which do not count against this one's budget.
+    spent: usize,
 }
 
 /// Numbers of the sequence looked at before giving up on finding a start point that was not asked yet.
@@ -42,6 +44,7 @@ impl Feasible {
             asked: BTreeSet::new(),
             told: BTreeSet::new(),
             failed: BTreeSet::new(),
+            spent: 0,
         }
     }
 
@@ -83,10 +86,11 @@ fn sequence_steps(dimensions: usize) -> Vec<f64> {
 
 impl Search for Feasible {
     fn ask(&mut self, view: &View<'_>, count: usize) -> Next {
-        if self.tried() >= self.settings.trials_max {
+        let budget = self.spent + self.settings.trials_max as usize;
+        if self.told.len() >= budget {
             return Next::Done(Stop::Budget);
         }
-        let room = (self.settings.trials_max as usize).saturating_sub(self.asked.len());
+        let room = budget.saturating_sub(self.asked.len());
         let count = count.min(room);
         let mut asks = Vec::new();
         if self.golden && asks.len() < count {
@@ -175,12 +179,17 @@ impl Search for Feasible {
     fn reopen(&mut self, warm: Vec<Point>) {
         self.asked.clear();
         self.told.clear();
+        self.spent = 0;
         self.starts = if warm.is_empty() {
             0
         } else {
             self.settings.start_points.saturating_sub(1)
         };
         self.warm = warm.into();
+    }
+
+    fn renew_budget(&mut self) {
+        self.spent = self.told.len();
     }
 
     fn require_golden(&mut self) {

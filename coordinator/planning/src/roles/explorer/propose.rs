@@ -1,0 +1,211 @@
+//! When something is worth proposing, and what is said when nothing is.
+
+use compass_shared::detect::percentile;
+use compass_shared::ids::Generation;
+use compass_shared::model::pipeline::PipelineConfiguration;
+use compass_shared::model::plan::OperatorPlan;
+use compass_shared::model::trigger::Trigger;
+use compass_shared::time::{Moment, ms};
+
+use super::{Effect, Explorer, Proposal};
+use crate::candidate::{Candidate, Candidates, Front, Preference, assess, enumerate};
+use crate::explain;
+use crate::predict::{Context, percentile_of};
+use crate::space::Point;
+
+/// Answers needed before a prediction is corrected by them.
+const BIAS_ANSWERS_MIN: usize = 20;
+/// A prediction is corrected by at most this part of the latency bound: what is beyond has another cause than the model.
+const BIAS_PART_MAX: f64 = 0.3;
+
+/// The plan in force.
+#[derive(Debug, Clone)]
+pub(super) struct InForce {
+    pub(super) generation: Generation,
+    pub(super) operators: Vec<OperatorPlan>,
+    pub(super) configuration: PipelineConfiguration,
+    /// Normalised.
+    pub(super) point: Point,
+    pub(super) latencies_ms: Vec<f64>,
+}
+
+/// The best of what was proposed last.
+#[derive(Debug, Clone)]
+pub(super) struct Proposed {
+    pub(super) point: Option<Point>,
+}
+
+impl Explorer {
+    pub(super) fn plan_in_force(
+        &mut self,
+        now: Moment,
+        generation: Generation,
+        operators: Vec<OperatorPlan>,
+    ) {
+        let _ = now;
+        let configuration = configuration_of(&operators);
+        let Some(point) = self.space.point_of(&configuration) else {
+            return;
+        };
+        self.in_force = Some(InForce {
+            generation,
+            configuration,
+            point: self.space.normalised(&point),
+            operators,
+            latencies_ms: Vec::new(),
+        });
+    }
+
+    /// What is feasible on today's fleet as far as is known.
+    pub(super) fn candidates(&self) -> Candidates {
+        self.candidates_of(&self.front)
+    }
+
+    fn candidates_of(&self, front: &Front) -> Candidates {
+        let Some(cluster) = &self.cluster else {
+            return Candidates::default();
+        };
+        let context = Context {
+            query: &self.query,
+            catalogue: &self.catalogue,
+            cluster,
+            profile: &front.profile,
+            settings: &self.settings.predict,
+            rate_hz: self.query.rate_hz(),
+        };
+        enumerate(&context, &self.space, front)
+    }
+
+    /// The configuration of the most cautious candidate, whatever its accuracy.
+    pub(super) fn safest_candidates(&self) -> Option<Point> {
+        let mut front = self.front.clone();
+        front.profile.forget_scores();
+        front.preference = Preference::Safest;
+        let best = self.candidates_of(&front).feasible.into_iter().next()?;
+        let point = self.space.point_of(&configuration_of(&best.operators))?;
+        Some(self.space.normalised(&point))
+    }
+
+    /// Proposes when there is something new worth it.
+    pub(super) fn consider(&mut self, now: Moment, effects: &mut Vec<Effect>) {
+        let _ = now;
+        let Some(campaign) = &self.campaign else {
+            return;
+        };
+        if campaign.truth.is_none() {
+            return;
+        }
+        let trigger = if campaign.has_proposed {
+            Trigger::SearchImproved
+        } else {
+            campaign.trigger.clone()
+        };
+        if self.front.preference == Preference::Safest {
+            // Enough is known again as soon as one measured configuration is feasible.
+            let measured = Front {
+                preference: Preference::Cheapest,
+                profile: self.front.profile.clone(),
+            };
+            if self.candidates_of(&measured).feasible.is_empty() {
+                return;
+            }
+            self.front.preference = Preference::Cheapest;
+        }
+        let best = self.candidates().feasible.into_iter().next();
+        if best.is_none() && self.proposed.is_none() {
+            return;
+        }
+        self.note_proposed(best.as_ref());
+        self.propose(trigger, effects);
+        if let Some(campaign) = &mut self.campaign {
+            campaign.has_proposed = true;
+        }
+    }
+
+    fn note_proposed(&mut self, best: Option<&Candidate>) {
+        self.proposed = best.map(|candidate| Proposed {
+            point: self
+                .space
+                .point_of(&configuration_of(&candidate.operators))
+                .map(|p| self.space.normalised(&p)),
+        });
+    }
+
+    /// Hands the front over as it is.
+    pub(super) fn propose(&mut self, trigger: Trigger, effects: &mut Vec<Effect>) {
+        let (trials, cache_hits) = self
+            .campaign
+            .as_ref()
+            .map_or(self.totals, |c| (c.trials, c.cache_hits));
+        self.totals = (trials, cache_hits);
+        let certified = self
+            .in_force
+            .as_ref()
+            .is_some_and(|f| self.certified.as_ref() == Some(&f.point));
+        effects.push(Effect::Propose(Box::new(Proposal {
+            query: self.query.id.clone(),
+            front: self.front.clone(),
+            trigger,
+            trials,
+            cache_hits,
+            certified,
+        })));
+    }
+
+    /// What to tell the app when a search has ended with nothing feasible.
+    pub(super) fn infeasible_report(&self) -> Option<String> {
+        let cluster = self.cluster.as_ref()?;
+        let candidates = self.candidates();
+        if !candidates.feasible.is_empty() {
+            return None;
+        }
+        let context = Context {
+            query: &self.query,
+            catalogue: &self.catalogue,
+            cluster,
+            profile: &self.front.profile,
+            settings: &self.settings.predict,
+            rate_hz: self.query.rate_hz(),
+        };
+        Some(explain::infeasible(&context, &self.space, &candidates))
+    }
+
+    /// Corrects the model by what the app sees of the plan in force; tells whether that changed anything.
+    pub(super) fn take_bias(&mut self) -> bool {
+        let (Some(in_force), Some(cluster), Some(slo)) =
+            (&self.in_force, &self.cluster, self.query.slo.latency)
+        else {
+            return false;
+        };
+        if in_force.latencies_ms.len() < BIAS_ANSWERS_MIN {
+            return false;
+        }
+        let context = Context {
+            query: &self.query,
+            catalogue: &self.catalogue,
+            cluster,
+            profile: &self.front.profile,
+            settings: &self.settings.predict,
+            rate_hz: self.query.rate_hz(),
+        };
+        let seen = percentile(&in_force.latencies_ms, percentile_of(&self.query));
+        let assessed = assess(&context, &self.space, &in_force.operators);
+        let (Some(seen), Some(assessed)) = (seen, assessed) else {
+            return false;
+        };
+        let most = ms(slo.bound) * BIAS_PART_MAX;
+        let before = self.front.profile.latency_bias_ms;
+        let after = (before + seen - assessed.expected.latency_ms.value).clamp(-most, most);
+        self.front.profile.latency_bias_ms = after;
+        (after - before).abs() > 1.0
+    }
+}
+
+fn configuration_of(operators: &[OperatorPlan]) -> PipelineConfiguration {
+    PipelineConfiguration(
+        operators
+            .iter()
+            .map(|o| (o.operator.clone(), o.configuration.clone()))
+            .collect(),
+    )
+}
