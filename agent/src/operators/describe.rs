@@ -2,6 +2,7 @@
 //!
 //! Start at [`describe`]. Works on a coarse grid of pixels, so that its cost does not depend on the picture's size.
 
+use super::{Input, picture};
 use crate::workers::Payload;
 
 /// Columns and rows of the grid of pixels looked at.
@@ -35,17 +36,35 @@ impl Descriptors {
     }
 }
 
-/// Describes a picture; `None` when the payload is not a picture or does not have the size it states.
+/// Describes a picture (`rgb8 WxH` in microseconds, `jpeg` in milliseconds); `None` when the payload is not a picture or does not
+/// have the size it states.
 pub fn describe(payload: &Payload) -> Option<Descriptors> {
-    let (width, height) = rgb8_size(&payload.content)?;
-    if payload.bytes.len() != width * height * 3 || payload.bytes.is_empty() {
-        return None;
+    if let Some((width, height)) = picture::rgb8_size(&payload.content) {
+        let needed = (width as usize)
+            .checked_mul(height as usize)?
+            .checked_mul(3)?;
+        if payload.bytes.len() != needed {
+            return None;
+        }
+        return describe_rgb(&payload.bytes, width as usize, height as usize);
     }
-    describe_rgb(&payload.bytes, width, height)
+    let input = Input {
+        content: &payload.content,
+        bytes: &payload.bytes,
+    };
+    let picture = picture::read(&input).ok()?;
+    describe_rgb(
+        picture.as_raw(),
+        picture.width() as usize,
+        picture.height() as usize,
+    )
 }
 
 fn describe_rgb(pixels: &[u8], width: usize, height: usize) -> Option<Descriptors> {
     let (columns, rows) = (GRID.0.min(width), GRID.1.min(height));
+    if columns == 0 || rows == 0 {
+        return None;
+    }
     let mut luma = Vec::with_capacity(columns * rows);
     let mut chroma = 0_u64;
     for row in 0..rows {
@@ -75,10 +94,73 @@ fn describe_rgb(pixels: &[u8], width: usize, height: usize) -> Option<Descriptor
     })
 }
 
-/// Width and height stated by a content of `rgb8 WxH`.
-fn rgb8_size(content: &str) -> Option<(usize, usize)> {
-    let (width, height) = content.strip_prefix("rgb8 ")?.split_once('x')?;
-    let (width, height): (usize, usize) = (width.parse().ok()?, height.parse().ok()?);
-    width.checked_mul(height)?.checked_mul(3)?;
-    Some((width, height))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::RgbImage;
+
+    fn payload(picture: &RgbImage) -> Payload {
+        Payload {
+            content: format!("rgb8 {}x{}", picture.width(), picture.height()),
+            bytes: picture.as_raw().clone().into(),
+        }
+    }
+
+    #[test]
+    fn light_contrast_colour_and_motion_are_told_apart() {
+        let grey = describe(&payload(&RgbImage::from_pixel(
+            64,
+            48,
+            image::Rgb([100; 3]),
+        )))
+        .unwrap();
+        assert_eq!(
+            (grey.luma_mean.round(), grey.luma_spread, grey.chroma),
+            (100.0, 0.0, 0.0)
+        );
+        let half = RgbImage::from_fn(64, 48, |x, _| image::Rgb([if x < 32 { 0 } else { 200 }; 3]));
+        let half = describe(&payload(&half)).unwrap();
+        assert_eq!(
+            (half.luma_mean.round(), half.luma_spread.round()),
+            (100.0, 100.0)
+        );
+        assert_eq!(
+            (half.motion_since(&grey).round(), grey.motion_since(&grey)),
+            (100.0, 0.0)
+        );
+        let red = describe(&payload(&RgbImage::from_pixel(
+            64,
+            48,
+            image::Rgb([200, 0, 0]),
+        )))
+        .unwrap();
+        assert_eq!(red.chroma, 200.0);
+    }
+
+    #[test]
+    fn jpeg_is_described_like_its_pixels_and_other_things_are_not() {
+        let picture = RgbImage::from_fn(64, 48, |x, y| image::Rgb([x as u8, y as u8, 50]));
+        let raw = describe(&payload(&picture)).unwrap();
+        let jpeg = describe(&Payload {
+            content: "jpeg".to_owned(),
+            bytes: picture::jpeg(&picture, 95).unwrap().into(),
+        })
+        .unwrap();
+        assert!((raw.luma_mean - jpeg.luma_mean).abs() < 3.0);
+        for (content, bytes) in [
+            ("rgb8 64x48", &b"short"[..]),
+            ("rgb8 0x0", b""),
+            ("tracks", b"[]"),
+            ("jpeg", b"x"),
+        ] {
+            let bytes = bytes::Bytes::copy_from_slice(bytes);
+            assert_eq!(
+                describe(&Payload {
+                    content: content.to_owned(),
+                    bytes
+                }),
+                None
+            );
+        }
+    }
 }

@@ -14,8 +14,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use compass_shared::ids::InstanceId;
 
+mod child;
 mod instance;
+mod pace;
+mod process;
+pub(crate) mod protocol;
+mod supervisor;
 
+pub use child::worker_main;
 pub use instance::{Instance, Workers};
 
 /// How to start this program again as `… worker`.
