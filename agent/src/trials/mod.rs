@@ -1,19 +1,36 @@
 //! Trials on this node: frozen frames, stages run over them, outputs kept for the next stage.
 //!
-//! Start at [`Trials::run`]. The coordinator decides what to try; this module runs it in workers of their own, in spare share,
-//! within bounds of time and memory.
+//! Start at [`Trials::run`]. The coordinator decides what to try; this module runs it in workers of their own, in the share that live
+//! instances leave, within bounds of time and memory. [`SampleStore`] holds frames, `cache` what was computed from them, `pool` keeps
+//! a few workers warm between stages.
+//!
+//! Deliberately absent: what to try, how good an output is, how bytes travel between nodes ([`StageFetch`]).
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use compass_shared::ids::{Digest, FrameId, NodeId, QueryId, SampleSetId, TrialId};
+use compass_shared::model::catalogue::StateKind;
 use compass_shared::model::cluster::Resources;
-use compass_shared::model::trial::{
-    CaptureSamples, RunStage, SamplesCaptured, StageDone, StageFailure,
-};
+use compass_shared::model::trial::{RunStage, SampleMeasure, StageDone, StageFailure, StageInput};
+use compass_shared::time::ms;
+use tokio::sync::oneshot;
 
 use crate::artifacts::{ArtifactCache, ArtifactSource};
-use crate::workers::{Payload, Workers};
+use crate::workers::{Instance, Output, Payload, ProcessError, WorkerError, Workers};
+
+mod cache;
+mod pool;
+mod samples;
+
+use cache::StageCache;
+use pool::Pool;
+pub use samples::SampleStore;
+
+/// Bytes of stage outputs kept; the least recently used go first. Outputs are mostly JPEG or smaller, so this is many stages.
+const CACHE_BYTES_MAX: u64 = 128 * 1024 * 1024;
 
 /// Per frame its output; `None` when an operator skipped it on purpose.
 pub type StageOutputs = Vec<(FrameId, Option<Payload>)>;
@@ -35,45 +52,31 @@ pub trait StageFetch: Send + Sync {
     ) -> Result<StageOutputs, String>;
 }
 
-/// Recent frames of the queries that enter here, and the sets frozen from them.
-#[derive(Debug)]
-pub struct SampleStore {
-    max_bytes: u64,
-}
-
-impl SampleStore {
-    /// Keeps at most this many bytes of recent frames, and as many again of frozen sets.
-    pub fn new(max_bytes: u64) -> Self {
-        Self { max_bytes }
-    }
-
-    /// Notes a frame that enters here; the oldest go when room is needed.
-    pub fn offer(&self, query: &QueryId, frame: FrameId, payload: &Payload) {
-        let _ = (self.max_bytes, query, frame, payload);
-    }
-
-    /// Freezes runs of frames that entered recently or enter until the deadline.
-    pub async fn capture(&self, request: CaptureSamples) -> SamplesCaptured {
-        SamplesCaptured {
-            set: request.set,
-            segments: Vec::new(),
-            bytes: 0,
-        }
-    }
-
-    /// Forgets a query that no longer enters here (its frozen sets stay until dropped).
-    pub fn forget(&self, query: &QueryId) {
-        let _ = query;
-    }
-}
-
 /// Runs stages.
+#[derive(Debug)]
 pub struct Trials {
     node: NodeId,
     capacity: Resources,
     workers: Arc<Workers>,
     artifacts: Arc<ArtifactCache>,
     samples: Arc<SampleStore>,
+    cache: Mutex<StageCache>,
+    pool: Arc<Pool>,
+    running: Mutex<BTreeMap<TrialId, Running>>,
+}
+
+/// A stage being run.
+#[derive(Debug)]
+struct Running {
+    share: Resources,
+    /// Dropped or sent to: the stage ends.
+    cancel: Option<oneshot::Sender<()>>,
+}
+
+/// What a stage works on: the frames with one payload per input; `None` where one of them was skipped.
+struct Gathered {
+    frames: BTreeMap<FrameId, Option<Vec<Payload>>>,
+    transfer: Option<(f64, u64)>,
 }
 
 impl Trials {
@@ -91,6 +94,9 @@ impl Trials {
             workers,
             artifacts,
             samples,
+            cache: Mutex::new(StageCache::new(CACHE_BYTES_MAX)),
+            pool: Arc::default(),
+            running: Mutex::default(),
         }
     }
 
@@ -104,22 +110,200 @@ impl Trials {
         peers: &dyn StageFetch,
         artifacts: &dyn ArtifactSource,
     ) -> Result<StageDone, StageFailure> {
-        let _ = (
+        let (_admitted, cancelled) = self.admit(&stage)?;
+        // What is cut off here drops its worker, which kills it.
+        tokio::select! {
+            biased;
+            _ = cancelled => Err(StageFailure::Cancelled),
+            done = tokio::time::timeout(stage.deadline, self.run_admitted(&stage, peers, artifacts)) => {
+                done.unwrap_or(Err(StageFailure::Deadline))
+            }
+        }
+    }
+
+    /// Takes the stage's share out of what is spare, until the returned value is dropped.
+    fn admit(
+        &self,
+        stage: &RunStage,
+    ) -> Result<(Admitted<'_>, oneshot::Receiver<()>), StageFailure> {
+        let live = self.workers.granted_live();
+        let mut running = lock(&self.running);
+        let share = stage.instance.share;
+        let wanted = running
+            .values()
+            .fold(live.plus(&share), |sum, other| sum.plus(&other.share));
+        if !self.capacity.fits(&wanted) || running.contains_key(&stage.trial) {
+            return Err(StageFailure::Busy);
+        }
+        // Idle workers kept warm must not stand in the way of work.
+        let memory_left = self.capacity.memory_mib - wanted.memory_mib;
+        self.pool
+            .shrink_to(memory_left.saturating_add(share.memory_mib));
+        let (cancel, cancelled) = oneshot::channel();
+        let cancel = Some(cancel);
+        running.insert(stage.trial, Running { share, cancel });
+        let admitted = Admitted {
+            trials: self,
+            trial: stage.trial,
+        };
+        Ok((admitted, cancelled))
+    }
+
+    async fn run_admitted(
+        &self,
+        stage: &RunStage,
+        peers: &dyn StageFetch,
+        artifacts: &dyn ArtifactSource,
+    ) -> Result<StageDone, StageFailure> {
+        let gathered = self.gather(stage, peers).await?;
+        let artifact = match &stage.instance.artifact {
+            None => None,
+            Some(wanted) => Some(
+                self.artifacts
+                    .ensure(wanted.digest, wanted.bytes, artifacts)
+                    .await
+                    .map_err(|e| StageFailure::Artifact(e.to_string()))?,
+            ),
+        };
+        let begun = Instant::now();
+        let (worker, was_warm) = match self.pool.take(&stage.instance) {
+            Some(warm) => (warm, true),
+            None => {
+                let started =
+                    Pool::start(&self.workers, &stage.instance, artifact.as_deref()).await;
+                let has_artifact = artifact.is_some();
+                (started.map_err(|e| start_failure(e, has_artifact))?, false)
+            }
+        };
+        let cold_start_ms = if was_warm { 0.0 } else { ms(begun.elapsed()) };
+        let run = StageRun {
             stage,
-            peers,
-            artifacts,
-            &self.node,
-            self.capacity,
-            &self.workers,
-            &self.artifacts,
-            &self.samples,
-        );
-        Err(StageFailure::Busy)
+            worker: &worker,
+            frames: &gathered.frames,
+        };
+        if !was_warm {
+            run.warm_up().await?;
+        }
+        let (samples, outputs) = run.measure().await?;
+        self.pool.give_back(worker);
+        let (cpu_ms, wall_ms) = samples.iter().fold((0.0, 0.0), |(cpu, wall), sample| {
+            (cpu + sample.cpu_ms, wall + sample.wall_ms)
+        });
+        let speed = self.workers.emulated_speed().unwrap_or(1.0);
+        lock(&self.cache).insert(&stage.query, stage.set, stage.prefix, outputs);
+        Ok(StageDone {
+            trial: stage.trial,
+            samples,
+            cold_start_ms,
+            transfer: gathered.transfer,
+            achieved_cores: if wall_ms > 0.0 {
+                cpu_ms / speed / wall_ms
+            } else {
+                0.0
+            },
+        })
+    }
+
+    /// Brings together the inputs of all frames, from here or from their holders.
+    async fn gather(
+        &self,
+        stage: &RunStage,
+        peers: &dyn StageFetch,
+    ) -> Result<Gathered, StageFailure> {
+        let frames: Vec<FrameId> = stage.segments.iter().flatten().copied().collect();
+        let mut all: BTreeMap<FrameId, Option<Vec<Payload>>> = frames
+            .iter()
+            .map(|frame| (*frame, Some(Vec::new())))
+            .collect();
+        let (mut fetched_bytes, mut fetch_ms, mut fetched) = (0, 0.0, false);
+        for input in &stage.inputs {
+            let outputs = match self.local(stage, input, &frames) {
+                Some(outputs) => outputs,
+                None => {
+                    let begun = Instant::now();
+                    let outputs = self.fetch(stage, input, &frames, peers).await?;
+                    fetch_ms += ms(begun.elapsed());
+                    fetched_bytes += total_bytes(&outputs);
+                    fetched = true;
+                    outputs
+                }
+            };
+            for (frame, output) in outputs {
+                if let Some(slot) = all.get_mut(&frame) {
+                    *slot = slot.take().zip(output).map(|(mut inputs, one)| {
+                        inputs.push(one);
+                        inputs
+                    });
+                }
+            }
+        }
+        Ok(Gathered {
+            frames: all,
+            transfer: fetched.then_some((fetch_ms, fetched_bytes)),
+        })
+    }
+
+    fn local(
+        &self,
+        stage: &RunStage,
+        input: &StageInput,
+        frames: &[FrameId],
+    ) -> Option<StageOutputs> {
+        self.lookup(&stage.query, stage.set, input.prefix, frames)
+            .ok()
+    }
+
+    async fn fetch(
+        &self,
+        stage: &RunStage,
+        input: &StageInput,
+        frames: &[FrameId],
+        peers: &dyn StageFetch,
+    ) -> Result<StageOutputs, StageFailure> {
+        let unavailable = StageFailure::InputsUnavailable;
+        if input.holder == self.node {
+            let set = stage.set;
+            return Err(unavailable(format!(
+                "sample set {set} is no longer held here"
+            )));
+        }
+        let outputs = peers
+            .fetch(&input.holder, &stage.query, stage.set, input.prefix, frames)
+            .await
+            .map_err(unavailable)?;
+        if !outputs.iter().map(|(frame, _)| frame).eq(frames) {
+            let holder = &input.holder;
+            return Err(unavailable(format!(
+                "{holder} gave other frames than asked for"
+            )));
+        }
+        // The next configuration of this operator wants the same inputs.
+        lock(&self.cache).insert(&stage.query, stage.set, input.prefix, outputs.clone());
+        Ok(outputs)
+    }
+
+    fn lookup(
+        &self,
+        query: &QueryId,
+        set: SampleSetId,
+        prefix: Digest,
+        frames: &[FrameId],
+    ) -> Result<StageOutputs, String> {
+        if prefix == Digest::of(&[])
+            && let Some(captured) = self.samples.captured(query, set, frames)
+        {
+            return Ok(captured);
+        }
+        lock(&self.cache)
+            .get(query, set, prefix, frames)
+            .ok_or_else(|| format!("{} of sample set {set} is not held here", prefix.short()))
     }
 
     /// Ends a stage; its `run` returns [`StageFailure::Cancelled`].
     pub fn cancel(&self, trial: TrialId) {
-        let _ = trial;
+        if let Some(running) = lock(&self.running).get_mut(&trial) {
+            running.cancel = None;
+        }
     }
 
     /// Captured frames or cached outputs, for another node that runs the next stage.
@@ -133,12 +317,163 @@ impl Trials {
         prefix: Digest,
         frames: &[FrameId],
     ) -> Result<StageOutputs, String> {
-        let _ = (query, set, prefix, frames);
-        Err("nothing is cached here".to_owned())
+        self.lookup(query, set, prefix, frames)
     }
 
     /// Forgets a sample set and all that was computed from it.
     pub fn drop_set(&self, set: SampleSetId) {
-        let _ = set;
+        self.samples.drop_set(set);
+        lock(&self.cache).drop_set(set);
     }
+}
+
+/// The share of a running stage.
+struct Admitted<'a> {
+    trials: &'a Trials,
+    trial: TrialId,
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        lock(&self.trials.running).remove(&self.trial);
+    }
+}
+
+fn start_failure(error: WorkerError, has_artifact: bool) -> StageFailure {
+    match error {
+        WorkerError::Refused(reason) if has_artifact => StageFailure::Artifact(reason),
+        WorkerError::TooSlow(_) => StageFailure::Deadline,
+        other => StageFailure::Crashed(other.to_string()),
+    }
+}
+
+/// One stage on its worker, inputs at hand.
+struct StageRun<'a> {
+    stage: &'a RunStage,
+    worker: &'a Instance,
+    frames: &'a BTreeMap<FrameId, Option<Vec<Payload>>>,
+}
+
+impl StageRun<'_> {
+    /// Runs the first frame once without measuring: caches fill, memory is taken.
+    async fn warm_up(&self) -> Result<(), StageFailure> {
+        let first = self.stage.segments.iter().flatten().find_map(|frame| {
+            let inputs = self.frames.get(frame)?.clone()?;
+            Some((*frame, inputs))
+        });
+        if let Some((frame, inputs)) = first {
+            // That it cannot be read is found again, and told, when it is measured.
+            let _unread = self.process(frame, inputs).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs all frames and gives their measures and outputs.
+    ///
+    /// A frame that the operator cannot read (a camera's broken picture) has no measure and no output, as it would have live; only
+    /// when no frame can be read the stage has failed.
+    async fn measure(&self) -> Result<(Vec<SampleMeasure>, StageOutputs), StageFailure> {
+        let (mut samples, mut outputs) = (Vec::new(), Vec::new());
+        let (mut refused, mut last): (Option<String>, Option<FrameId>) = (None, None);
+        for segment in &self.stage.segments {
+            for frame in segment {
+                if segment.first() == Some(frame) && last.map(FrameId::next) != Some(*frame) {
+                    self.reset().await?;
+                }
+                last = Some(*frame);
+                let Some(inputs) = self.frames.get(frame).cloned().flatten() else {
+                    samples.push(skipped(*frame, 0));
+                    outputs.push((*frame, None));
+                    continue;
+                };
+                let bytes_in = inputs.iter().map(|input| input.bytes.len() as u64).sum();
+                match self.process(*frame, inputs).await? {
+                    Ok((sample, output)) => {
+                        samples.push(SampleMeasure { bytes_in, ..sample });
+                        outputs.push((*frame, output));
+                    }
+                    Err(reason) => {
+                        outputs.push((*frame, None));
+                        refused = Some(reason);
+                    }
+                }
+            }
+        }
+        match refused {
+            Some(reason) if samples.iter().all(|sample| sample.skipped) => {
+                Err(StageFailure::Crashed(reason))
+            }
+            _ => Ok((samples, outputs)),
+        }
+    }
+
+    async fn reset(&self) -> Result<(), StageFailure> {
+        if self.stage.instance.state == StateKind::None {
+            return Ok(());
+        }
+        match self.worker.reset(&self.stage.query).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(StageFailure::Crashed(error.to_string())),
+        }
+    }
+
+    /// One frame; the inner error is the operator's refusal of this frame.
+    async fn process(
+        &self,
+        frame: FrameId,
+        inputs: Vec<Payload>,
+    ) -> Result<Result<(SampleMeasure, Option<Payload>), String>, StageFailure> {
+        // The stage's own deadline ends all of it from outside.
+        let limit = Duration::from_secs(3600);
+        let done = self
+            .worker
+            .process(&self.stage.query, frame, inputs, limit)
+            .await;
+        let done = match done {
+            Ok(done) => done,
+            Err(ProcessError::BadInput(reason)) => {
+                return Ok(Err(format!("frame {frame}: {reason}")));
+            }
+            Err(ProcessError::Expired) => return Err(StageFailure::Deadline),
+            Err(error) => return Err(StageFailure::Crashed(error.to_string())),
+        };
+        let mut sample = SampleMeasure {
+            wall_ms: ms(done.wall),
+            cpu_ms: ms(done.cpu),
+            ..skipped(frame, 0)
+        };
+        let output = match done.output {
+            Output::Skipped => None,
+            Output::Payload(payload) => {
+                sample.skipped = false;
+                sample.bytes_out = payload.bytes.len() as u64;
+                sample.output = self.stage.return_outputs.then(|| payload.bytes.to_vec());
+                Some(payload)
+            }
+        };
+        Ok(Ok((sample, output)))
+    }
+}
+
+/// The measure of a frame that came to nothing on purpose.
+const fn skipped(frame: FrameId, bytes_in: u64) -> SampleMeasure {
+    SampleMeasure {
+        frame,
+        wall_ms: 0.0,
+        cpu_ms: 0.0,
+        bytes_in,
+        bytes_out: 0,
+        skipped: true,
+        output: None,
+    }
+}
+
+fn total_bytes(outputs: &StageOutputs) -> u64 {
+    let sizes = outputs.iter().flat_map(|(_, output)| output);
+    sizes.map(|payload| payload.bytes.len() as u64).sum()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these mutexes guard is whole after every statement, so a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
