@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use compass_agent::limits::CpuLimiter;
+use compass_agent::telemetry::Root;
 use compass_agent::workers::{
     Instance, Output, ProcessError, Processed, Purpose, WorkerError, WorkerEvent, WorkerEventKind,
     Workers,
@@ -473,6 +475,33 @@ async fn descriptors_left_open_in_the_agent_do_not_reach_a_worker() {
             .lines()
             .any(|line| line.split_whitespace().eq(["NoNewPrivs:", "1"]))
     );
+}
+
+#[tokio::test]
+async fn the_kernel_holds_a_share_where_it_can_and_the_agent_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = settings(folder.path(), None);
+    settings.limiter =
+        CpuLimiter::detect(&Root::default(), &format!("test-{}", std::process::id()));
+    let arranged = settings.limiter.enforcement();
+    eprintln!("{}", settings.limiter.summary());
+    let workers = Workers::new(settings);
+    let mut half = synthetic(1, 3000, None);
+    half.share.cpu = Millicores(500);
+    let instance = workers.start(&half, None, Purpose::Live).await.unwrap();
+    assert_eq!(instance.enforcement(), arranged);
+    let begun = Instant::now();
+    let mut cpu = Duration::ZERO;
+    for number in 0..20 {
+        cpu += frame(&instance, number).await.unwrap().cpu;
+    }
+    // A quota may be a period ahead.
+    assert!(
+        begun.elapsed() + Duration::from_millis(10) >= cpu.mul_f64(1.9),
+        "{:?} for {cpu:?}",
+        begun.elapsed()
+    );
+    instance.stop().await;
 }
 
 #[tokio::test]

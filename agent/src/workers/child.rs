@@ -6,31 +6,41 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use compass_shared::model::telemetry::Enforcement;
 use rustix::process::{Resource, Rlimit, Signal};
 use rustix::time::ClockId;
 
 use super::protocol::{self, Answer, InputHeader, PROTOCOL, Request, Start};
+use crate::limits::group;
+use crate::limits::in_force::{self, AppliedLimits, PromisedLimits};
 use crate::operators::{self, Input, Operator, Produced};
+use crate::telemetry::Root;
 
 const MIB: u64 = 1024 * 1024;
 
 /// What the command line says.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 struct Options {
     memory_mib: Option<u64>,
     nice: Option<i32>,
     parent: Option<i32>,
+    /// The control group to join, and the share in cores it promises.
+    cgroup: Option<PathBuf>,
+    cpu_cores: Option<f64>,
     exec: Vec<OsString>,
 }
 
 /// The entry of `compass-agent worker`; `arguments` are those after `worker`. Must run before any other thread is started.
 pub fn worker_main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let outcome = parse(arguments).and_then(|options| {
-        confine(&options).map_err(|e| format!("the worker cannot take on its limits: {e}"))?;
+        let confined =
+            confine(&options).map_err(|e| format!("the worker cannot take on its limits: {e}"))?;
+        protocol::send_blocking(&mut io::stdout().lock(), &confined, &[])
+            .map_err(|e| format!("the worker lost its agent: {e}"))?;
         match options.exec.split_first() {
             Some((program, arguments)) => {
                 let error = Command::new(program).args(arguments).exec();
@@ -69,6 +79,11 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Options, Strin
         match name.as_str() {
             "--memory-mib" => options.memory_mib = Some(value.parse().map_err(wrong)?),
             "--nice" => options.nice = Some(value.parse().map_err(wrong)?),
+            "--cgroup" => options.cgroup = Some(value.into()),
+            "--cpu-cores" => {
+                let cores = value.parse();
+                options.cpu_cores = Some(cores.map_err(|_| format!("{name} needs a number"))?);
+            }
             "--parent" => options.parent = Some(value.parse().map_err(wrong)?),
             _ => {
                 return Err(format!(
@@ -80,14 +95,15 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Options, Strin
     Ok(options)
 }
 
-/// Gives up what a worker must not have. What is set here stays over an `exec`.
-fn confine(options: &Options) -> io::Result<()> {
+/// Gives up what a worker must not have, and looks whether it is really gone. What is set here stays over an `exec`.
+fn confine(options: &Options) -> io::Result<Answer> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     if let Some(parent) = options.parent
         && rustix::process::getppid().map(|p| p.as_raw_nonzero().get()) != Some(parent)
     {
         return Err(io::Error::other("the agent that started it is gone"));
     }
+    let joined = options.cgroup.as_deref().map(group::join);
     rustix::thread::set_no_new_privs(true)?;
     close_inherited_descriptors()?;
     let bounded = |bytes| Rlimit {
@@ -95,17 +111,20 @@ fn confine(options: &Options) -> io::Result<()> {
         maximum: Some(bytes),
     };
     rustix::process::setrlimit(Resource::Core, bounded(0))?;
+    let mut promised = PromisedLimits::default();
     if let Some(memory_mib) = options.memory_mib {
         let cap = memory_mib.saturating_mul(MIB);
         if options.exec.is_empty() {
             // Beyond what the program itself maps. The looser bound on addresses catches what the bound on data does not count
             // (shared mappings).
             let (address_space, data) = mapped_now()?;
+            promised.memory_bytes = Some(data.saturating_add(cap));
             rustix::process::setrlimit(Resource::Data, bounded(data.saturating_add(cap)))?;
             let addresses = address_space.saturating_add(cap).saturating_add(1024 * MIB);
             rustix::process::setrlimit(Resource::As, bounded(addresses))?;
         } else {
             // Foreign programs may reserve addresses by the terabyte (GPU runtimes do) without using memory.
+            promised.memory_bytes = Some(cap);
             rustix::process::setrlimit(Resource::Data, bounded(cap))?;
         }
     }
@@ -114,7 +133,22 @@ fn confine(options: &Options) -> io::Result<()> {
     }
     // Should the host itself run out of memory, workers go before the agent. Raising the score is always allowed, where there is one.
     let _ = std::fs::write("/proc/self/oom_score_adj", "500");
-    Ok(())
+    promised.cpu_cores = options.cpu_cores.filter(|_| joined.is_some());
+    let broken = in_force::compare(&promised, &AppliedLimits::read(&Root::default()));
+    let arranged = if matches!(joined, Some(Ok(()))) {
+        Enforcement::Enforced
+    } else {
+        Enforcement::BestEffort
+    };
+    let failed = joined.and_then(Result::err);
+    Ok(Answer::Confined {
+        cpu_enforced: in_force::enforcement(arranged, &broken) == Enforcement::Enforced,
+        broken: (failed
+            .iter()
+            .map(|e| format!("its control group cannot be joined: {e}")))
+        .chain(broken.iter().map(ToString::to_string))
+        .collect(),
+    })
 }
 
 /// Address space and private writable memory mapped now, in bytes.

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use compass_shared::ids::{FrameId, QueryId};
 use compass_shared::model::cluster::Resources;
 use compass_shared::model::plan::InstanceTarget;
+use compass_shared::model::telemetry::Enforcement;
 use compass_shared::wire::v1::{InstanceReport, InstanceState, InstanceStatus};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -87,7 +88,7 @@ impl Workers {
             status: Mutex::new((InstanceState::Ready, Some(first.pid()), 0)),
             waiting: Mutex::default(),
             window: Mutex::new(Window::new(now)),
-            pace: Pace::new(self.settings.emulated_speed, &target.share, false),
+            pace: Mutex::new(first.pace),
         });
         let (jobs, inbox) = mpsc::channel(QUEUE_MAX);
         let (wish, wished) = watch::channel(Wish::Run);
@@ -141,7 +142,7 @@ pub(super) struct Shared {
     /// When each waiting request was queued, oldest first.
     waiting: Mutex<VecDeque<Instant>>,
     window: Mutex<Window>,
-    pub(super) pace: Pace,
+    pace: Mutex<Pace>,
 }
 
 impl Shared {
@@ -150,9 +151,10 @@ impl Shared {
         (status.0, status.1) = (state, pid);
     }
 
-    pub(super) fn restarted(&self, pid: u32) {
+    pub(super) fn restarted(&self, process: &Process) {
         let mut status = lock(&self.status);
-        *status = (InstanceState::Ready, Some(pid), status.2 + 1);
+        *status = (InstanceState::Ready, Some(process.pid()), status.2 + 1);
+        *lock(&self.pace) = process.pace;
     }
 
     pub(super) fn left_queue(&self) {
@@ -313,7 +315,7 @@ impl Instance {
 
     /// What was measured since the last call; meant for one caller, once a second.
     pub fn report(&self) -> InstanceReport {
-        let summary = lock(&self.shared.window).take(Instant::now(), &self.shared.pace);
+        let summary = lock(&self.shared.window).take(Instant::now(), &lock(&self.shared.pace));
         InstanceReport {
             instance: self.target.instance,
             frames: summary.frames,
@@ -327,7 +329,12 @@ impl Instance {
 
     /// Cores of the node it had while it had work, since the last report; `None` when it had none.
     pub fn achieved_cores(&self) -> Option<f64> {
-        lock(&self.shared.window).achieved_cores(&self.shared.pace)
+        lock(&self.shared.window).achieved_cores(&lock(&self.shared.pace))
+    }
+
+    /// How its CPU share holds.
+    pub fn enforcement(&self) -> Enforcement {
+        lock(&self.shared.pace).enforcement()
     }
 
     /// Age of the oldest frame that waits for its turn; zero when none does.

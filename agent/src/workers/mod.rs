@@ -14,6 +14,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use compass_shared::ids::InstanceId;
 
+use crate::limits::CpuLimiter;
+
 mod child;
 mod instance;
 mod pace;
@@ -46,6 +48,8 @@ pub struct WorkerSettings {
     pub stall_after: Duration,
     /// A worker must be warm within this time.
     pub start_within: Duration,
+    /// Lets the kernel hold CPU shares; where it cannot (or is switched off), the agent paces workers. Not for emulated devices.
+    pub limiter: CpuLimiter,
 }
 
 impl WorkerSettings {
@@ -59,6 +63,7 @@ impl WorkerSettings {
             stall_after: Duration::from_secs(10),
             // A large model on a slow disk takes seconds.
             start_within: Duration::from_secs(60),
+            limiter: CpuLimiter::switched_off(),
         }
     }
 }

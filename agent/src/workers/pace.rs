@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use compass_shared::model::cluster::Resources;
+use compass_shared::model::telemetry::Enforcement;
 
 /// The least share that holding is computed for, in cores: below, a frame would be held practically for ever.
 const CORES_MIN: f64 = 0.01;
@@ -35,6 +36,15 @@ impl Pace {
             speed: emulated_speed.unwrap_or(1.0).clamp(CORES_MIN, 1.0),
             cores,
             held: emulated_speed.is_some() || !kernel_enforced,
+        }
+    }
+
+    /// How the share holds.
+    pub(crate) fn enforcement(&self) -> Enforcement {
+        if self.held {
+            Enforcement::BestEffort
+        } else {
+            Enforcement::Enforced
         }
     }
 

@@ -6,20 +6,24 @@ use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
 use compass_shared::model::catalogue::Runtime;
 use compass_shared::model::plan::InstanceTarget;
+use compass_shared::model::telemetry::Enforcement;
 use rustix::process::{Pid, Signal};
 use serde::Serialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 
+use super::pace::Pace;
 use super::protocol::{self, Answer, PROTOCOL, Request, Start};
 use super::{Purpose, WorkerError, WorkerSettings};
+use crate::limits::group::WorkerGroup;
 
 /// What a foreign program may find in its environment, and nothing else.
 const ENVIRONMENT: [(&str, &str); 2] = [
@@ -48,6 +52,10 @@ pub(super) struct Process {
     last_lines: Arc<Mutex<VecDeque<String>>>,
     stderr_reader: JoinHandle<()>,
     pid: u32,
+    /// The kernel's hold on its CPU share. Removed after the process.
+    _group: Option<WorkerGroup>,
+    /// How fast it may work.
+    pub(super) pace: Pace,
     /// Whether it wants to see payloads.
     pub(super) wants_payload: bool,
 }
@@ -63,9 +71,10 @@ impl Process {
         let folder = settings.data_dir.join("workers");
         std::fs::create_dir_all(&folder)
             .map_err(|e| WorkerError::Spawn(format!("{}: {e}", folder.display())))?;
+        let group = group_for(settings, target);
         let mut command = Command::new(&settings.self_command.program);
         command
-            .args(arguments(settings, target, purpose))
+            .args(arguments(settings, target, purpose, group.as_ref()))
             .current_dir(folder)
             .env_clear()
             .envs(ENVIRONMENT)
@@ -77,7 +86,8 @@ impl Process {
         let child = spawn(command).await.map_err(|e| {
             WorkerError::Spawn(format!("{}: {e}", settings.self_command.program.display()))
         })?;
-        let mut process = Self::attach(child, target)?;
+        let pace = Pace::new(settings.emulated_speed, &target.share, false);
+        let mut process = Self::attach(child, target, group, pace)?;
         let start = Request::Start(Start {
             protocol: PROTOCOL,
             kind: target.kind.to_string(),
@@ -88,8 +98,12 @@ impl Process {
                 ref runtime => Some(runtime.clone()),
             },
         });
-        let answer = tokio::time::timeout(settings.start_within, process.ask(&start, &[])).await;
-        match answer {
+        let begin = async {
+            let confined = process.confined(target).await?;
+            process.pace = Pace::new(settings.emulated_speed, &target.share, confined);
+            process.ask(&start, &[]).await
+        };
+        match tokio::time::timeout(settings.start_within, begin).await {
             Ok(Ok((Answer::Ready { payload }, _))) => {
                 process.wants_payload = payload;
                 Ok(process)
@@ -112,7 +126,31 @@ impl Process {
         }
     }
 
-    fn attach(mut child: Child, target: &InstanceTarget) -> Result<Self, WorkerError> {
+    /// Reads what every worker says first; gives whether the kernel holds its CPU share.
+    async fn confined(&mut self, target: &InstanceTarget) -> io::Result<bool> {
+        match protocol::receive(&mut self.stdout).await?.0 {
+            Answer::Confined {
+                broken,
+                cpu_enforced,
+            } => {
+                for limit in broken {
+                    tracing::warn!(kind = %target.kind, instance = %target.instance, "{limit}");
+                }
+                Ok(cpu_enforced)
+            }
+            other => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("it began with {other:?}"),
+            )),
+        }
+    }
+
+    fn attach(
+        mut child: Child,
+        target: &InstanceTarget,
+        group: Option<WorkerGroup>,
+        pace: Pace,
+    ) -> Result<Self, WorkerError> {
         let missing = || WorkerError::Spawn("the worker has no streams".to_owned());
         let stdin = child.stdin.take().ok_or_else(missing)?;
         let stdout = child.stdout.take().ok_or_else(missing)?;
@@ -134,6 +172,8 @@ impl Process {
             last_lines,
             stderr_reader,
             pid,
+            _group: group,
+            pace,
             wants_payload: true,
         })
     }
@@ -217,11 +257,33 @@ impl Drop for Process {
     }
 }
 
+/// A control group for one process, where the kernel is to hold its share.
+fn group_for(settings: &WorkerSettings, target: &InstanceTarget) -> Option<WorkerGroup> {
+    static GROUPS: AtomicU64 = AtomicU64::new(0);
+    if settings.emulated_speed.is_some()
+        || target.share.cpu.0 == 0
+        || settings.limiter.enforcement() != Enforcement::Enforced
+    {
+        return None;
+    }
+    // Successor and predecessor may overlap, so the instance alone does not name the group.
+    let number = GROUPS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("{}-{number}", target.instance);
+    match settings.limiter.group(&name, target.share.cpu.cores()) {
+        Ok(group) => Some(group),
+        Err(error) => {
+            tracing::warn!(kind = %target.kind, instance = %target.instance, "its CPU share is paced only: {error}");
+            None
+        }
+    }
+}
+
 /// The worker's command line after the program.
 fn arguments(
     settings: &WorkerSettings,
     target: &InstanceTarget,
     purpose: Purpose,
+    group: Option<&WorkerGroup>,
 ) -> Vec<OsString> {
     let memory_mib = match target.share.memory_mib {
         0 => MEMORY_MIB_DEFAULT,
@@ -237,6 +299,12 @@ fn arguments(
     if purpose == Purpose::Trial {
         add("--nice");
         add(&TRIAL_NICENESS.to_string());
+    }
+    if let Some(group) = group {
+        add("--cgroup");
+        add(&group.folder().to_string_lossy());
+        add("--cpu-cores");
+        add(&group.cores().to_string());
     }
     if let Runtime::Process { command } = &target.runtime {
         add("--exec");

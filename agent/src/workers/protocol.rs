@@ -107,6 +107,13 @@ pub(crate) struct InputHeader {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "lowercase")]
 pub(crate) enum Answer {
+    /// Before the first request: the limits are taken on. Foreign programs do not send it, it is sent before they are executed.
+    Confined {
+        /// Limits that the kernel does not apply although it was asked to, in words.
+        broken: Vec<String>,
+        /// Whether the kernel holds the CPU share.
+        cpu_enforced: bool,
+    },
     /// To `start`: it is warm.
     Ready {
         /// Whether it wants to see payloads; one that decides by the frame's number alone does not.

@@ -169,7 +169,7 @@ impl Supervisor {
             cpu = stated_cpu(&answer)
                 .or_else(|| process::cpu_time(process.pid())?.checked_sub(cpu_before?))
                 .unwrap_or(Duration::ZERO);
-            let done = self.shared.pace.done_at(begun, ended, cpu);
+            let done = process.pace.done_at(begun, ended, cpu);
             wall = done - begun.min(done);
             tokio::select! {
                 biased;
@@ -216,7 +216,7 @@ impl Supervisor {
             };
             match started {
                 Ok(process) => {
-                    self.shared.restarted(process.pid());
+                    self.shared.restarted(&process);
                     self.tell(WorkerEventKind::Ready);
                     return Some(process);
                 }
