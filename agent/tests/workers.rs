@@ -331,7 +331,8 @@ async fn an_emulated_device_takes_its_time_and_its_queue_shows() {
         tokio::task::yield_now().await;
         instance.queue_age()
     });
-    assert!(begun.elapsed() >= Duration::from_millis(80));
+    // Timers may be early by less than one of their steps.
+    assert!(begun.elapsed() >= Duration::from_millis(79));
     for done in [both.0.unwrap(), both.1.unwrap()] {
         assert!(
             done.wall >= done.cpu.mul_f64(20.0) && done.cpu >= Duration::from_millis(2),

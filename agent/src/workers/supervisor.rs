@@ -171,10 +171,12 @@ impl Supervisor {
                 .unwrap_or(Duration::ZERO);
             let done = process.pace.done_at(begun, ended, cpu);
             wall = done - begun.min(done);
-            tokio::select! {
-                biased;
-                () = killed(&mut self.wish) => return Some(End::Wished(Wish::Kill)),
-                () = tokio::time::sleep_until(done.into()) => {}
+            if let Some(until) = timer_for(ended, done) {
+                tokio::select! {
+                    biased;
+                    () = killed(&mut self.wish) => return Some(End::Wished(Wish::Kill)),
+                    () = tokio::time::sleep_until(until.into()) => {}
+                }
             }
             // By the device's reckoning, so that a late timer does not slow it down.
             self.free_at = done;
@@ -252,6 +254,15 @@ impl Supervisor {
             what,
         });
     }
+}
+
+/// The runtime's timers count whole milliseconds and fire late, by half of one on average.
+const TIMER_STEP: Duration = Duration::from_millis(1);
+
+/// What to set a timer to so that holding a result ends about when it should; `None` when the rest is below a timer's step. What is
+/// early here is made up for by the next frame, which cannot begin before the device is free by its own reckoning.
+fn timer_for(ended: Instant, done: Instant) -> Option<Instant> {
+    (done.saturating_duration_since(ended) >= TIMER_STEP).then(|| done - TIMER_STEP / 2)
 }
 
 /// Returns when the instance is to end; a dropped handle means at once.
