@@ -30,7 +30,7 @@ mod tests;
 /// Candidates handed to the scheduler at most; the cheapest, and the best of each placement.
 pub const CANDIDATES_MAX: usize = 64;
 /// Combinations whose shares are trimmed, in order of the least they could cost.
-const TRIMMED_MAX: usize = 256;
+const TRIMMED_MAX: usize = 128;
 /// A plan must meet a bound with this probability, as far as samples tell; what is deployed is then certified by fresh samples.
 pub const CONFIDENCE: f64 = 0.8;
 /// The standard normal quantile of [`CONFIDENCE`].
@@ -261,8 +261,14 @@ struct Survivor {
 /// Everything feasible for the query on the fleet of the context, trimmed.
 pub fn enumerate(context: &Context<'_>, space: &Space, front: &Front) -> Candidates {
     let placements = placements(context.query, context.cluster);
-    let mut all = Candidates::default();
-    let mut survivors = Vec::new();
+    let mut survey = Survey {
+        context,
+        space,
+        placements: &placements,
+        all: Candidates::default(),
+        survivors: Vec::new(),
+    };
+    let mut inaccurate = Vec::new();
     for row in context.profile.configurations.values() {
         let Some(point) = space.point_of(&row.configuration) else {
             continue;
@@ -270,17 +276,34 @@ pub fn enumerate(context: &Context<'_>, space: &Space, front: &Front) -> Candida
         if row.failed.is_some() {
             continue;
         }
-        survey(
-            context,
-            space,
-            front,
-            row,
-            &point,
-            &placements,
-            &mut all,
-            &mut survivors,
-        );
+        for setting in space.with_filters(&point) {
+            let judged = Setting::new(context, space, front, row, setting);
+            match judged.accuracy_gap {
+                Some(_) => inaccurate.push((row, judged)),
+                None => survey.look(row, &judged),
+            }
+        }
     }
+    // Of what is not accurate enough only the nearest is looked at closely: it explains the rest.
+    inaccurate.sort_by(|(_, a), (_, b)| {
+        let gap = |s: &Setting| s.accuracy_gap.unwrap_or(0.0);
+        gap(a)
+            .total_cmp(&gap(b))
+            .then_with(|| a.point.cmp(&b.point))
+    });
+    for (index, (row, setting)) in inaccurate.iter().enumerate() {
+        if index < INACCURATE_LOOKED_AT {
+            survey.look(row, setting);
+        } else {
+            survey.all.considered += placements.len();
+            *survey.all.rejected_by.entry("accuracy").or_default() += placements.len();
+        }
+    }
+    let Survey {
+        mut all,
+        mut survivors,
+        ..
+    } = survey;
     sort(&mut survivors, front.preference);
     let mut per_placement = vec![false; placements.len()];
     let mut taken = 0;
@@ -297,32 +320,62 @@ pub fn enumerate(context: &Context<'_>, space: &Space, front: &Front) -> Candida
     all
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one step of `enumerate`, split off for length"
-)]
-fn survey(
-    context: &Context<'_>,
-    space: &Space,
-    front: &Front,
-    row: &ConfigurationRow,
-    point: &Point,
-    placements: &[Placement],
-    all: &mut Candidates,
-    survivors: &mut Vec<Survivor>,
-) {
-    // Rows of operators are kept by the prefix of the normalised configuration.
-    let prefixes = prefixes(space, &row.configuration);
-    let Ok(known) = known(context, &row.configuration, &prefixes) else {
-        return;
-    };
-    for point in space.with_filters(point) {
+/// Configurations that are not accurate enough but are held against latency and cost all the same.
+const INACCURATE_LOOKED_AT: usize = 3;
+
+/// A configuration with a setting of its filters.
+struct Setting {
+    point: Point,
+    configuration: PipelineConfiguration,
+    caution: f64,
+    /// `None` where it is unknown and the front says to go by caution.
+    accuracy: Option<Estimate>,
+    /// How far below the floor, relative; `None` when it is not.
+    accuracy_gap: Option<f64>,
+}
+
+impl Setting {
+    fn new(
+        context: &Context<'_>,
+        space: &Space,
+        front: &Front,
+        row: &ConfigurationRow,
+        point: Point,
+    ) -> Self {
         let configuration = space.configuration(&point);
         let caution = space.caution(&point);
-        let accuracy = accuracy(context, front, row, &configuration, caution);
-        for (index, placement) in placements.iter().enumerate() {
-            all.considered += 1;
-            let Ok(model) = Model::new(context, &configuration, &known, placement) else {
+        let accuracy = accuracy(context, front, row, &configuration);
+        let accuracy_gap = accuracy_refusal(context, accuracy).map(|r| r.gap());
+        Self {
+            point,
+            configuration,
+            caution,
+            accuracy,
+            accuracy_gap,
+        }
+    }
+}
+
+struct Survey<'a> {
+    context: &'a Context<'a>,
+    space: &'a Space,
+    placements: &'a [Placement],
+    all: Candidates,
+    survivors: Vec<Survivor>,
+}
+
+impl Survey<'_> {
+    /// Predicts a configuration with full cores on every placement.
+    fn look(&mut self, row: &ConfigurationRow, setting: &Setting) {
+        let context = self.context;
+        // Rows of operators are kept by the prefix of the normalised configuration.
+        let prefixes = prefixes(self.space, &row.configuration);
+        let Ok(known) = known(context, &row.configuration, &prefixes) else {
+            return;
+        };
+        for (index, placement) in self.placements.iter().enumerate() {
+            self.all.considered += 1;
+            let Ok(model) = Model::new(context, &setting.configuration, &known, placement) else {
                 continue;
             };
             let full = trim::full_shares(context, placement);
@@ -330,22 +383,31 @@ fn survey(
             let cost_least = model.cost_usd_per_h(&trim::least_shares(context, &model));
             let expected = Expectation {
                 latency_ms: latency.at_percentile,
-                accuracy: accuracy.unwrap_or(unknown_accuracy(caution)),
+                accuracy: setting
+                    .accuracy
+                    .unwrap_or(unknown_accuracy(setting.caution)),
                 cost_usd_per_h: cost_least,
             };
-            let reason = refusal(context, &model, &latency, accuracy, cost_least, &full);
-            match reason {
-                Some(reason) => all.reject(Rejected {
-                    configuration: configuration.clone(),
+            let worst = refusal(
+                context,
+                &model,
+                &latency,
+                setting.accuracy,
+                cost_least,
+                &full,
+            );
+            match worst {
+                Some(reason) => self.all.reject(Rejected {
+                    configuration: setting.configuration.clone(),
                     placement: placement.clone(),
                     reason,
                     expected,
                 }),
-                None => survivors.push(Survivor {
-                    point: point.clone(),
+                None => self.survivors.push(Survivor {
+                    point: setting.point.clone(),
                     placement: index,
                     accuracy: expected.accuracy,
-                    caution,
+                    caution: setting.caution,
                     cost_least,
                 }),
             }
@@ -359,12 +421,12 @@ fn accuracy(
     front: &Front,
     row: &ConfigurationRow,
     configuration: &PipelineConfiguration,
-    caution: f64,
 ) -> Option<Estimate> {
     match row.accuracy(answer_interval(context, configuration)) {
         Some(estimate) => Some(estimate),
         None if front.preference == Preference::Safest => None,
-        None => Some(unknown_accuracy(caution)),
+        // Nothing known is not taken for anything.
+        None => Some(unknown_accuracy(0.0)),
     }
 }
 
@@ -415,6 +477,16 @@ pub fn stays_below(context: &Context<'_>, latency: Estimate, bound_ms: f64) -> b
     with_margin <= bound_ms && latency.value + CONFIDENCE_QUANTILE * error <= bound_ms
 }
 
+fn accuracy_refusal(context: &Context<'_>, accuracy: Option<Estimate>) -> Option<Reason> {
+    let (value, bound) = (accuracy?, context.query.slo.accuracy_min?);
+    (!reaches(value, bound)).then_some(Reason::Slo {
+        slo: SloKind::Accuracy,
+        value,
+        bound,
+    })
+}
+
+/// Of all that rules a combination out, what is farthest off.
 fn refusal(
     context: &Context<'_>,
     model: &Model<'_>,
@@ -423,39 +495,37 @@ fn refusal(
     cost_least: f64,
     full: &[Millicores],
 ) -> Option<Reason> {
-    if let (Some(value), Some(bound)) = (accuracy, context.query.slo.accuracy_min)
-        && !reaches(value, bound)
-    {
-        return Some(Reason::Slo {
-            slo: SloKind::Accuracy,
-            value,
-            bound,
-        });
-    }
-    if let Some((hop, part)) = model.overloaded_hop() {
-        return Some(Reason::Link {
-            from: hop.from.clone(),
-            to: hop.to.clone(),
-            needed_bps: hop.demand_bps(),
-            usable_bps: hop.demand_bps() / part,
-        });
-    }
-    for (operator, share) in full.iter().enumerate() {
-        let busy = model.utilisation(operator, *share);
-        if busy > context.settings.utilisation_max {
-            return Some(Reason::Overload { operator, busy });
-        }
-    }
-    if let Some(slo) = context.query.slo.latency
-        && !stays_below(context, latency.at_percentile, ms(slo.bound))
-    {
-        return Some(Reason::Slo {
+    let link = model.overloaded_hop().map(|(hop, part)| Reason::Link {
+        from: hop.from.clone(),
+        to: hop.to.clone(),
+        needed_bps: hop.demand_bps(),
+        usable_bps: hop.demand_bps() / part,
+    });
+    let overload = full
+        .iter()
+        .enumerate()
+        .map(|(operator, share)| (operator, model.utilisation(operator, *share)))
+        .filter(|(_, busy)| *busy > context.settings.utilisation_max)
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .map(|(operator, busy)| Reason::Overload { operator, busy });
+    let late = context.query.slo.latency.and_then(|slo| {
+        let value = latency.at_percentile;
+        (!stays_below(context, value, ms(slo.bound))).then(|| Reason::Slo {
             slo: SloKind::Latency,
-            value: latency.at_percentile,
+            value,
             bound: ms(slo.bound),
-        });
-    }
-    cost_refusal(context, cost_least)
+        })
+    });
+    [
+        accuracy_refusal(context, accuracy),
+        link,
+        overload,
+        late,
+        cost_refusal(context, cost_least),
+    ]
+    .into_iter()
+    .flatten()
+    .max_by(|a, b| a.gap().total_cmp(&b.gap()))
 }
 
 fn cost_refusal(context: &Context<'_>, cost: f64) -> Option<Reason> {
@@ -617,27 +687,23 @@ fn thin(feasible: &mut Vec<Candidate>) {
         return;
     }
     let mut seen: Vec<Vec<NodeId>> = Vec::new();
-    let mut first = Vec::new();
-    let mut rest = Vec::new();
-    for candidate in feasible.drain(..) {
+    let mut is_kept = vec![false; feasible.len()];
+    for (index, candidate) in feasible.iter().enumerate() {
         let nodes: Vec<NodeId> = candidate.nodes.keys().cloned().collect();
-        if seen.contains(&nodes) {
-            rest.push(candidate);
-        } else {
+        if !seen.contains(&nodes) && seen.len() < CANDIDATES_MAX {
             seen.push(nodes);
-            first.push(candidate);
+            is_kept[index] = true;
         }
     }
-    first.truncate(CANDIDATES_MAX);
-    let room = CANDIDATES_MAX - first.len();
-    let kept: Vec<Digest> = first
-        .iter()
-        .chain(rest.iter().take(room))
-        .map(|c| c.content)
-        .collect();
-    first.extend(rest);
-    first.retain(|c| kept.contains(&c.content));
-    *feasible = first;
+    let mut room = CANDIDATES_MAX - seen.len();
+    for kept in &mut is_kept {
+        if !*kept && room > 0 {
+            *kept = true;
+            room -= 1;
+        }
+    }
+    let mut kept = is_kept.into_iter();
+    feasible.retain(|_| kept.next().unwrap_or(false));
 }
 
 /// A plan in force held against today's fleet.

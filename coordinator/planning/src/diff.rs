@@ -12,9 +12,6 @@ use compass_shared::ids::{Generation, InstanceId, NodeId, OperatorId, QueryId};
 use compass_shared::model::cluster::{Cluster, Resources};
 use compass_shared::model::plan::{Assignment, NodeTarget, OperatorPlan, QueryPlan};
 
-#[cfg(test)]
-mod tests;
-
 /// One step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {

@@ -111,6 +111,11 @@ pub struct Schedule {
     pub decisions: BTreeMap<QueryId, Decision>,
 }
 
+/// Resources per node.
+type Needs = BTreeMap<NodeId, Resources>;
+/// Bits per second per link.
+type Flows = BTreeMap<(NodeId, NodeId), f64>;
+
 /// What is left of nodes and links.
 #[derive(Debug, Clone)]
 struct Free {
@@ -119,11 +124,7 @@ struct Free {
 }
 
 impl Free {
-    fn fits(
-        &self,
-        nodes: &BTreeMap<NodeId, Resources>,
-        links: &BTreeMap<(NodeId, NodeId), f64>,
-    ) -> bool {
+    fn fits(&self, nodes: &Needs, links: &Flows) -> bool {
         nodes
             .iter()
             .all(|(id, need)| self.nodes.get(id).is_some_and(|free| free.fits(need)))
@@ -132,11 +133,7 @@ impl Free {
                 .all(|(pair, need)| self.links.get(pair).is_some_and(|free| need <= free))
     }
 
-    fn take(
-        &mut self,
-        nodes: &BTreeMap<NodeId, Resources>,
-        links: &BTreeMap<(NodeId, NodeId), f64>,
-    ) {
+    fn take(&mut self, nodes: &Needs, links: &Flows) {
         for (id, need) in nodes {
             if let Some(free) = self.nodes.get_mut(id) {
                 *free = free.minus(need).expect("what is taken was found to fit");
@@ -149,11 +146,7 @@ impl Free {
         }
     }
 
-    fn give_back(
-        &mut self,
-        nodes: &BTreeMap<NodeId, Resources>,
-        links: &BTreeMap<(NodeId, NodeId), f64>,
-    ) {
+    fn give_back(&mut self, nodes: &Needs, links: &Flows) {
         for (id, need) in nodes {
             if let Some(free) = self.nodes.get_mut(id) {
                 *free = free.plus(need);
@@ -248,13 +241,7 @@ pub fn schedule(problem: &Problem, settings: &ScheduleSettings) -> Schedule {
 }
 
 impl Work<'_> {
-    fn uses(
-        &self,
-        index: usize,
-    ) -> Option<(
-        &BTreeMap<NodeId, Resources>,
-        &BTreeMap<(NodeId, NodeId), f64>,
-    )> {
+    fn uses(&self, index: usize) -> Option<(&Needs, &Flows)> {
         let demand = self.demands[index];
         match self.held[index] {
             Held::Nothing => None,

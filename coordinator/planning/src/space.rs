@@ -395,7 +395,9 @@ pub fn connected(cluster: &Cluster, from: &NodeId, to: &NodeId) -> bool {
 
 /// Nodes worth considering for a query: the entry node, then per tier, site and device class the nearest few.
 pub fn considered_nodes(query: &Query, cluster: &Cluster) -> Vec<NodeId> {
-    let mut groups: BTreeMap<(Tier, &SiteId, &str), Vec<(f64, &NodeId)>> = BTreeMap::new();
+    // Round trip and id of each node, by what makes nodes alike.
+    type Alike<'a> = (Tier, &'a SiteId, &'a str);
+    let mut groups: BTreeMap<Alike<'_>, Vec<(f64, &NodeId)>> = BTreeMap::new();
     for (id, node) in &cluster.nodes {
         if !takes_work(node) || !connected(cluster, &query.entry, id) {
             continue;
