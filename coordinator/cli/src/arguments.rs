@@ -95,6 +95,8 @@ pub(crate) enum Command {
         #[arg(long, default_value_t = 0)]
         after: u64,
     },
+    /// Whether the coordinator works, and its authority's fingerprint (`-o name` prints that alone)
+    Health,
     /// List things: `compass get nodes`
     Get {
         #[arg(value_enum)]

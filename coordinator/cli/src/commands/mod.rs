@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::CommandFactory;
-use compass_shared::api::{ArtifactView, EventView, LinkView};
+use compass_shared::api::{ArtifactView, EventView, Health, LinkView};
 use compass_shared::ids::{ArtifactName, Digest};
 
 use crate::arguments::{
     Arguments, Artifact, Command, Described, Global, Link, Listed, Node, Plan, Query, Token,
 };
 use crate::http::Api;
-use crate::output::{Shown, age};
+use crate::output::{self, Shown, age};
 
 /// Between two prints of `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
@@ -111,6 +111,7 @@ fn once(global: &Global, command: &Command) -> anyhow::Result<ExitCode> {
         | Command::Get {
             what: Listed::Links,
         } => links(global, &api)?,
+        Command::Health => health(global, &api)?,
         Command::Events { after } => events(global, &api, *after)?,
         Command::Get {
             what: Listed::Events,
@@ -188,6 +189,21 @@ pub(crate) fn read_text(file: &Path) -> anyhow::Result<String> {
             .with_context(|| format!("cannot read {}", file.display()))?;
     }
     Ok(text)
+}
+
+fn health(global: &Global, api: &Api) -> anyhow::Result<()> {
+    let health: Health = api.get("/healthz")?;
+    let mut text = format!(
+        "{}, term {}\nauthority  {}\n",
+        if health.ok { "ok" } else { "NOT WELL" },
+        health.term,
+        health.authority
+    );
+    for trouble in &health.troubles {
+        text.push_str(&format!("trouble    {trouble}\n"));
+    }
+    let authority = health.authority.to_string();
+    output::print_text(global, &health, &authority, &text)
 }
 
 fn push(global: &Global, api: &Api, file: &Path, name: Option<&str>) -> anyhow::Result<()> {
