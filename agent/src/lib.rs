@@ -1,6 +1,7 @@
 //! The daemon on every node: telemetry, workers, trials, data plane.
 
 pub mod artifacts;
+pub mod dataplane;
 pub mod limits;
 pub mod operators;
 pub mod telemetry;
