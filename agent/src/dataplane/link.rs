@@ -3,7 +3,7 @@
 //! Start at [`LinkEstimator::slice`], called every [`LinkPolicy::slice`], and [`Liveness::step`]. Pure: the hub feeds them what was
 //! sent, received and counted.
 //!
-//! The rate is what was delivered per time in which something was under way (a round trip is taken off each such stretch), so that a
+//! The rate is what was delivered per busy time: time in which some frame had been under way for more than a round trip, so that a
 //! link that is idle between frames is judged by its bursts. A link counts as degraded once slow stretches have added up to
 //! [`LinkPolicy::slow_evidence`] without one frame at its usual speed in between; a stall of the machine is shorter than that. Whether
 //! a degraded or unused link has come back is found by short probe trains.
@@ -18,6 +18,9 @@ use compass_shared::time::{Moment, ms};
 
 #[cfg(test)]
 mod tests;
+
+/// Longest wait for the report of a probe train.
+const PROBE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Bounds and thresholds of link measurement, each with its reason.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +57,7 @@ impl Default for LinkPolicy {
             slice: Duration::from_millis(100),
             slow_ratio: 0.3,
             slack: Duration::from_millis(30),
-            slow_evidence: Duration::from_millis(350),
+            slow_evidence: Duration::from_millis(300),
             recover_ratio: 0.6,
             recover_frames: 3,
             probe_first_bytes: 32 << 10,
@@ -96,9 +99,9 @@ pub enum LinkChange {
 pub struct LinkEstimator {
     policy: LinkPolicy,
     under_way: BTreeMap<u64, (Moment, u64)>,
-    /// From when on time counts as busy; `None` while nothing is under way.
-    busy_from: Option<Moment>,
+    /// Busy time within this slice, up to a moment.
     busy: Duration,
+    accounted: Moment,
     last_received: Moment,
     frames_done: u32,
     fast_seen: bool,
@@ -115,6 +118,8 @@ pub struct LinkEstimator {
     probe: ProbeState,
     loss: (f64, f64),
     is_saturated: bool,
+    /// A probe train ended within this slice.
+    skip_slice: bool,
     last_traffic: Moment,
 }
 
@@ -138,8 +143,8 @@ impl LinkEstimator {
         Self {
             policy,
             under_way: BTreeMap::new(),
-            busy_from: None,
             busy: Duration::ZERO,
+            accounted: now,
             last_received: now,
             frames_done: 0,
             fast_seen: false,
@@ -153,6 +158,7 @@ impl LinkEstimator {
             probe: ProbeState::default(),
             loss: (0.0, 0.0),
             is_saturated: false,
+            skip_slice: false,
             last_traffic: now,
         }
     }
@@ -160,8 +166,8 @@ impl LinkEstimator {
     /// A connection was made anew: counters start from zero and nothing is under way; what is known of the link stays.
     pub fn reconnected(&mut self, now: Moment) {
         self.under_way.clear();
-        self.busy_from = None;
         self.busy = Duration::ZERO;
+        self.accounted = now;
         self.counters = Counters::default();
         self.probe.outstanding = None;
         self.last_traffic = now;
@@ -169,39 +175,42 @@ impl LinkEstimator {
 
     /// A frame begins to travel.
     pub fn sent(&mut self, now: Moment, id: u64, bytes: u64) {
-        if self.under_way.is_empty() {
-            self.busy_from = Some(now + self.rtt_min());
-        }
+        self.account(now);
         self.under_way.insert(id, (now, bytes));
         self.last_traffic = now;
     }
 
     /// A frame has arrived.
     pub fn received(&mut self, now: Moment, id: u64) {
+        self.account(now);
         let Some((sent, bytes)) = self.under_way.remove(&id) else {
             return;
         };
         let began = (sent + self.rtt_min()).max(self.last_received);
         let took = now.since(began);
         self.last_received = now;
+        self.last_traffic = now;
         self.frames_done += 1;
-        self.idle_if_empty(now);
         if let Some(reference) = self.reference
             && took <= usual_time(bytes, reference) * 2 + self.policy.slack / 3
         {
             self.fast_seen = true;
         }
         if let Some(healthy) = self.healthy {
-            let good = usual_time(bytes, healthy * self.policy.recover_ratio) + self.policy.slack / 3;
-            self.good_in_a_row = if took <= good { self.good_in_a_row + 1 } else { 0 };
+            let good =
+                usual_time(bytes, healthy * self.policy.recover_ratio) + self.policy.slack / 3;
+            self.good_in_a_row = if took <= good {
+                self.good_in_a_row + 1
+            } else {
+                0
+            };
         }
     }
 
     /// A frame is no longer of interest (its sending was stopped).
     pub fn gone(&mut self, now: Moment, id: u64) {
-        if self.under_way.remove(&id).is_some() {
-            self.idle_if_empty(now);
-        }
+        self.account(now);
+        self.under_way.remove(&id);
     }
 
     /// A ping was answered.
@@ -211,17 +220,14 @@ impl LinkEstimator {
 
     /// Ends a slice and tells of a change.
     pub fn slice(&mut self, now: Moment, counters: Counters) -> Option<LinkChange> {
-        if let Some(from) = self.busy_from
-            && from < now
-        {
-            self.busy += now.since(from);
-            self.busy_from = Some(now);
-        }
+        self.account(now);
         let busy = std::mem::take(&mut self.busy);
         let frames = std::mem::take(&mut self.frames_done);
         let fast_seen = std::mem::take(&mut self.fast_seen);
         let before = std::mem::replace(&mut self.counters, counters);
-        let delivered = counters.delivered_bytes.saturating_sub(before.delivered_bytes);
+        let delivered = counters
+            .delivered_bytes
+            .saturating_sub(before.delivered_bytes);
         self.count_loss(&before, &counters);
         if counters.rtt_min > Duration::ZERO {
             self.rtt.observe(now, counters.rtt_min);
@@ -242,7 +248,7 @@ impl LinkEstimator {
     pub fn wants_probe(&mut self, now: Moment) -> Option<u64> {
         if let Some((sent, _)) = self.probe.outstanding {
             // Lost reports must not end probing for ever.
-            if now.since(sent) < Duration::from_secs(5) {
+            if now.since(sent) < PROBE_PATIENCE {
                 return None;
             }
             self.probe.outstanding = None;
@@ -251,13 +257,14 @@ impl LinkEstimator {
         let waited = self.probe.last.map(|last| now.since(last));
         let gap = |least: Duration| waited.is_none_or(|waited| waited >= least);
         let is_first = self.probe.sent < self.policy.probes_first;
+        let degraded = self.healthy.is_some();
+        let is_confirming = degraded && self.good_in_a_row > 0 && gap(self.policy.slice * 3);
+        let is_unused = idle > self.policy.slice * 5;
+        let is_due = degraded && is_unused && gap(self.policy.probe_degraded);
+        let is_stale = idle > self.policy.probe_idle && gap(self.policy.probe_idle);
         let bytes = if is_first && gap(self.policy.slice * 2) {
             self.policy.probe_first_bytes
-        } else if self.healthy.is_some() && self.good_in_a_row > 0 && gap(self.policy.slice * 3) {
-            self.policy.probe_bytes
-        } else if (self.healthy.is_some() && gap(self.policy.probe_degraded) && idle > self.policy.slice * 5)
-            || (idle > self.policy.probe_idle && gap(self.policy.probe_idle))
-        {
+        } else if is_confirming || is_due || is_stale {
             self.policy.probe_bytes
         } else {
             return None;
@@ -274,15 +281,22 @@ impl LinkEstimator {
     /// The neighbour's report of a probe train: time between its first and last part there.
     pub fn probe_report(&mut self, now: Moment, spread: Duration) -> Option<LinkChange> {
         let (sent, bytes) = self.probe.outstanding.take()?;
+        self.skip_slice = true;
         // What waited in a buffer there arrived in no time; the round trip bounds the rate from the other side.
         let took = spread
             .max(now.since(sent).saturating_sub(self.rtt_min()))
             .max(Duration::from_micros(100));
         let rate = bytes as f64 * 8.0 / took.as_secs_f64();
-        let Some(reference) = self.reference.filter(|_| self.probe.sent > self.policy.probes_first) else {
+        let Some(reference) = self
+            .reference
+            .filter(|_| self.probe.sent > self.policy.probes_first)
+        else {
             // While the window opens each train is a better lower bound than the one before.
             self.reference = Some(self.reference.map_or(rate, |known| known.max(rate)));
-            self.recent = (bytes as f64, bytes as f64 * 8.0 / self.reference.unwrap_or(rate));
+            self.recent = (
+                bytes as f64,
+                bytes as f64 * 8.0 / self.reference.unwrap_or(rate),
+            );
             return None;
         };
         let slack = usual_time(bytes, reference) + self.policy.slack;
@@ -339,6 +353,11 @@ impl LinkEstimator {
         self.healthy.is_some() || self.is_saturated || rate < 0.5 * offered
     }
 
+    /// Whether a probe train is out or due soon.
+    pub fn is_probing(&self) -> bool {
+        self.probe.outstanding.is_some() || self.probe.sent < self.policy.probes_first
+    }
+
     /// Whether the link counts as degraded.
     pub fn is_degraded(&self) -> bool {
         self.healthy.is_some()
@@ -364,13 +383,12 @@ impl LinkEstimator {
         self.rtt.least().unwrap_or_default()
     }
 
-    fn idle_if_empty(&mut self, now: Moment) {
-        self.last_traffic = now;
-        if !self.under_way.is_empty() {
-            return;
-        }
-        if let Some(from) = self.busy_from.take() {
-            self.busy += now.since(from);
+    /// Adds up busy time: between two events it began when the first frame under way had been so for a round trip.
+    fn account(&mut self, now: Moment) {
+        let from = std::mem::replace(&mut self.accounted, now);
+        let first = self.under_way.values().map(|(sent, _)| *sent).min();
+        if let Some(first) = first {
+            self.busy += now.since(from.max(first + self.rtt_min()));
         }
     }
 
@@ -415,6 +433,9 @@ impl LinkEstimator {
         fast_seen: bool,
     ) -> Option<LinkChange> {
         let reference = self.reference?;
+        if std::mem::take(&mut self.skip_slice) || self.probe.outstanding.is_some() {
+            return None; // What is slow behind our own probe train says nothing.
+        }
         let allowed = usual_time(delivered, reference * self.policy.slow_ratio)
             + self.policy.slack * frames.max(1);
         if busy > allowed {
@@ -433,7 +454,10 @@ impl LinkEstimator {
 
     fn degrade(&mut self, now: Moment, rate: f64) -> LinkChange {
         let before = self.reference.unwrap_or(rate);
-        let window = self.evidence.since.map_or(Duration::ZERO, |since| now.since(since));
+        let window = self
+            .evidence
+            .since
+            .map_or(Duration::ZERO, |since| now.since(since));
         let seconds = self.evidence.busy.as_secs_f64();
         self.recent = (rate / 8.0 * seconds, seconds);
         self.healthy = Some(self.healthy.map_or(before, |healthy| healthy.max(before)));
@@ -451,13 +475,19 @@ impl LinkEstimator {
         }
         let before = self.reference.unwrap_or_default();
         // What was delivered while it was bad is history.
-        let rate = self.rate().unwrap_or(healthy).max(healthy * self.policy.recover_ratio);
+        let rate = self
+            .rate()
+            .unwrap_or(healthy)
+            .max(healthy * self.policy.recover_ratio);
         self.healthy = None;
         self.reference = Some(rate);
         self.recent = (rate / 8.0 * 0.1, 0.1);
         self.evidence = Evidence::default();
         self.good_in_a_row = 0;
-        let window = self.probe.last.map_or(self.policy.slice, |last| now.since(last));
+        let window = self
+            .probe
+            .last
+            .map_or(self.policy.slice, |last| now.since(last));
         Some(LinkChange::Recovered(measurement(rate, before, window)))
     }
 }
@@ -589,8 +619,14 @@ impl Liveness {
         }
         let silent = now.since(self.heard.0);
         let waited = now.since(self.last_ping);
-        let every = if is_busy { Self::EVERY_BUSY } else { Self::EVERY_IDLE };
-        if waited >= every || (is_busy && silent >= Self::SILENCE_BUSY && waited >= Self::SILENCE_BUSY) {
+        let every = if is_busy {
+            Self::EVERY_BUSY
+        } else {
+            Self::EVERY_IDLE
+        };
+        if waited >= every
+            || (is_busy && silent >= Self::SILENCE_BUSY && waited >= Self::SILENCE_BUSY)
+        {
             return self.send(now, 0);
         }
         LivenessStep::Wait

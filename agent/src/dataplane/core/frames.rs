@@ -353,6 +353,7 @@ impl Core {
             self.end(&key, &reader, Outcome::Expired);
         }
         self.expire_gates();
+        self.forget_ended();
     }
 
     /// Frames whose query is gone end as rejected.
@@ -439,13 +440,27 @@ impl Core {
     }
 
     fn remember(&mut self, key: &FrameKey, reader: &Reader, outcome: Outcome) {
-        let entry = (key.clone(), reader.clone());
-        self.ended.insert(entry.clone(), outcome);
-        self.ended_order.push_back(entry);
-        if self.ended_order.len() > self.limits.remembered
-            && let Some(oldest) = self.ended_order.pop_front()
+        self.ended.insert((key.clone(), reader.clone()), outcome);
+        self.ended_order
+            .push_back((self.now, key.clone(), reader.clone()));
+        if self.ended_order.len() > self.limits.remembered {
+            self.forget_oldest();
+        }
+    }
+
+    /// Forgets frames whose end lies so far back that a duplicate would have expired.
+    pub(super) fn forget_ended(&mut self) {
+        let allowed = self.limits.remembered_for;
+        while let Some((at, ..)) = self.ended_order.front()
+            && self.now.since(*at) > allowed
         {
-            self.ended.remove(&oldest);
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((_, key, reader)) = self.ended_order.pop_front() {
+            self.ended.remove(&(key, reader));
         }
     }
 }

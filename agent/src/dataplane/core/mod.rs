@@ -88,8 +88,12 @@ pub enum JobEnd {
     Output(Payload),
     /// The operator left the frame out on purpose.
     Skipped,
-    /// The worker failed or died; the frame is tried once more.
+    /// The worker died over it; the frame is tried once more.
     Failed,
+    /// The operator cannot read its input, or is down.
+    Refused,
+    /// The frame's deadline passed first.
+    Expired,
 }
 
 /// What the core is told.
@@ -247,6 +251,8 @@ pub struct Limits {
     pub unknown_deadline: Duration,
     /// How many ended frames are remembered, so that a duplicate is answered and not run again.
     pub remembered: usize,
+    /// How long they are at most remembered: an app that starts anew counts its frames from one again.
+    pub remembered_for: Duration,
     /// Sendings of one hop before it counts as having no room.
     pub attempts: u16,
 }
@@ -265,6 +271,7 @@ impl Default for Limits {
             state_wait: Duration::from_millis(300),
             unknown_deadline: Duration::from_secs(2),
             remembered: 8_192,
+            remembered_for: Duration::from_secs(15),
             attempts: 16,
         }
     }
@@ -282,7 +289,7 @@ pub struct Core {
     queues: BTreeMap<InstanceId, InstanceQueue>,
     gates: BTreeMap<(QueryId, OperatorId, InstanceId), Gate>,
     ended: BTreeMap<(FrameKey, Reader), Outcome>,
-    ended_order: VecDeque<(FrameKey, Reader)>,
+    ended_order: VecDeque<(Moment, FrameKey, Reader)>,
     in_flight: BTreeMap<(QueryId, Generation), u32>,
     next_id: u64,
     effects: Vec<Effect>,
@@ -370,12 +377,12 @@ impl Core {
     }
 
     /// Age in the queue of the oldest frame that waits for an instance.
-    pub fn queue_age(&self, instance: InstanceId) -> Option<Duration> {
+    pub fn queue_age(&self, now: Moment, instance: InstanceId) -> Option<Duration> {
         let queue = self.queues.get(&instance)?;
         queue
             .waiting
             .iter()
-            .map(|waiting| self.now.since(waiting.since))
+            .map(|waiting| now.since(waiting.since))
             .max()
     }
 

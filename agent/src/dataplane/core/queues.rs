@@ -190,7 +190,8 @@ impl Core {
                 JobEnd::Failed if waiting.tries + 1 < TRIES_MAX => {
                     self.try_again(instance, waiting)
                 }
-                JobEnd::Failed => self.end(&key, &reader, Outcome::Rejected),
+                JobEnd::Expired => self.end(&key, &reader, Outcome::Expired),
+                JobEnd::Failed | JobEnd::Refused => self.end(&key, &reader, Outcome::Rejected),
             }
         }
         self.pump_instance(instance);

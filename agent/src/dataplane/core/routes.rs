@@ -146,6 +146,21 @@ impl Routes {
         self.stateful.contains(&instance)
     }
 
+    /// How long a frame may wait for each instance here before that is worth reporting: a quarter of the shortest frame deadline, which
+    /// is the latency bound of a query that has one.
+    pub fn queue_bounds(&self) -> BTreeMap<InstanceId, Duration> {
+        let mut bounds = BTreeMap::new();
+        for query in self.queries.values() {
+            let steps = query.routes.iter().flat_map(|route| &route.steps);
+            for step in steps.filter(|step| step.node == self.me) {
+                let own = query.frame_deadline / 4;
+                let bound = bounds.entry(step.instance).or_insert(own);
+                *bound = own.min(*bound);
+            }
+        }
+        bounds
+    }
+
     /// Nodes that a node exchanges frames with, over all routes.
     pub fn neighbours(&self) -> BTreeSet<NodeId> {
         let mut found = BTreeSet::new();

@@ -1,0 +1,476 @@
+//! The connections of a node's data plane: one per neighbour, dialled by the one with the smaller id, and one per app.
+//!
+//! Start at [`Neighbours::take`]. Both sides must agree which connection counts, for credits belong to a connection: it is the newest
+//! one dialled by the node with the smaller id, else the newest dialled by the other, which dials only after it has waited in vain.
+//! A connection that loses is closed at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use compass_shared::ids::{Digest, NodeId, QueryId};
+use compass_shared::model::plan::{NodeTarget, Peer};
+use compass_shared::time::{Moment, ms};
+use compass_shared::wire::v1::LinkReport;
+use compass_transport::{
+    Alpn, CloseCode, Deadline, Dial, Endpoint, Principal, Role, ServerTrust, Session,
+};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use super::connection::{Connection, ConnectionId, Inbox};
+use super::core::{FrameKey, Neighbour, Reader, SendId};
+use super::hub::Command;
+use super::link::{Counters, LinkEstimator, LinkPolicy, Liveness};
+
+/// How long the node with the larger id waits to be dialled before it dials itself.
+const DIAL_LATE: Duration = Duration::from_millis(1_500);
+
+/// One attempt to connect.
+const DIAL_S: u64 = 5;
+
+/// Least and longest wait between attempts; frames live for a second or two.
+const REDIAL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
+
+/// A neighbour without a connection for this long is reported as unreachable: as long as two pings take.
+pub(super) const LOST_FOR: Duration = Duration::from_millis(600);
+
+/// One neighbouring node.
+#[derive(Debug)]
+pub(super) struct PeerLine {
+    pub(super) peer: Peer,
+    /// Whether frames travel between the two, by the newest routes.
+    pub(super) is_routed: bool,
+    pub(super) connection: Option<Connection>,
+    dialled_by: NodeId,
+    pub(super) link: LinkEstimator,
+    pub(super) liveness: Liveness,
+    pub(super) pings: BTreeMap<u64, Moment>,
+    pub(super) under_way: BTreeMap<(FrameKey, Reader), SendId>,
+    pub(super) window: u64,
+    dialling: Option<AbortHandle>,
+    next_dial: Moment,
+    failures: u32,
+    pub(super) lost_at: Moment,
+    pub(super) was_connected: bool,
+    pub(super) is_reported: bool,
+    /// UDP bytes of earlier connections, sent and received.
+    carried: (u64, u64),
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Neighbours {
+    me: NodeId,
+    policy: LinkPolicy,
+    endpoint: Arc<Endpoint>,
+    commands: mpsc::UnboundedSender<Command>,
+    inbox: Inbox,
+    next_id: u64,
+    pub(super) peers: BTreeMap<NodeId, PeerLine>,
+    apps: BTreeMap<QueryId, Connection>,
+    app_keys: BTreeMap<QueryId, Digest>,
+    owners: BTreeMap<ConnectionId, Neighbour>,
+    random: StdRng,
+    from_target: Vec<Peer>,
+    from_coordinator: Vec<Peer>,
+}
+
+/// What became of a session that was handed over.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// It is the neighbour's connection now; one it had before is gone.
+    Active(Neighbour),
+    /// It was closed.
+    Refused,
+}
+
+impl Neighbours {
+    pub(super) fn new(
+        me: NodeId,
+        policy: LinkPolicy,
+        endpoint: Arc<Endpoint>,
+        commands: mpsc::UnboundedSender<Command>,
+        inbox: Inbox,
+    ) -> Self {
+        Self {
+            me,
+            policy,
+            endpoint,
+            commands,
+            inbox,
+            next_id: 0,
+            peers: BTreeMap::new(),
+            apps: BTreeMap::new(),
+            app_keys: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            random: StdRng::from_os_rng(),
+            from_target: vec![],
+            from_coordinator: vec![],
+        }
+    }
+
+    /// Takes who may connect from a newer target; returns neighbours that are dropped.
+    pub(super) fn apply(
+        &mut self,
+        now: Moment,
+        target: &NodeTarget,
+        routed: &BTreeSet<NodeId>,
+    ) -> Vec<Neighbour> {
+        self.from_target = target.peers.clone();
+        self.app_keys = target
+            .queries
+            .iter()
+            .filter_map(|query| Some((query.query.clone(), query.app_fingerprint?)))
+            .collect();
+        let mut dropped = self.name_peers(now);
+        for (node, line) in &mut self.peers {
+            line.is_routed = routed.contains(node);
+        }
+        let gone: Vec<QueryId> = self
+            .apps
+            .iter()
+            .filter(|(query, app)| !self.is_app(query, app.session.principal()))
+            .map(|(query, _)| query.clone())
+            .collect();
+        for query in gone {
+            if let Some(app) = self.apps.remove(&query) {
+                self.owners.remove(&app.id);
+                app.session
+                    .close(CloseCode::DONE, "the query no longer passes this node");
+                dropped.push(Neighbour::App(query));
+            }
+        }
+        dropped
+    }
+
+    /// Takes the coordinator's wish for links to measure.
+    pub(super) fn measure(&mut self, now: Moment, peers: Vec<Peer>) -> Vec<Neighbour> {
+        self.from_coordinator = peers;
+        self.name_peers(now)
+    }
+
+    /// Keeps a line to each peer that is named and drops the others.
+    fn name_peers(&mut self, now: Moment) -> Vec<Neighbour> {
+        let mut named: BTreeMap<NodeId, Peer> = BTreeMap::new();
+        // The target's word counts more: it is what the plan rests on.
+        for peer in self.from_coordinator.iter().chain(&self.from_target) {
+            if peer.node != self.me {
+                named.insert(peer.node.clone(), peer.clone());
+            }
+        }
+        let gone: Vec<NodeId> = self
+            .peers
+            .iter()
+            .filter(|(node, line)| {
+                named
+                    .get(*node)
+                    .is_none_or(|peer| peer.fingerprint != line.peer.fingerprint)
+            })
+            .map(|(node, _)| node.clone())
+            .collect();
+        let mut dropped = Vec::new();
+        for node in gone {
+            if let Some(line) = self.peers.remove(&node) {
+                if let Some(task) = line.dialling {
+                    task.abort();
+                }
+                if let Some(connection) = line.connection {
+                    self.owners.remove(&connection.id);
+                    connection
+                        .session
+                        .close(CloseCode::DONE, "not a neighbour any more");
+                    dropped.push(Neighbour::Node(node));
+                }
+            }
+        }
+        for (node, peer) in named {
+            match self.peers.get_mut(&node) {
+                Some(line) => line.peer = peer,
+                None => {
+                    let line = PeerLine::new(peer, self.me.clone(), self.policy, now);
+                    self.peers.insert(node, line);
+                }
+            }
+        }
+        dropped
+    }
+
+    fn is_app(&self, query: &QueryId, principal: &Principal) -> bool {
+        matches!(principal, Principal::App { query: of, key }
+            if of == query && self.app_keys.get(query) == Some(key))
+    }
+
+    /// Takes over a session, accepted or dialled.
+    pub(super) fn take(
+        &mut self,
+        now: Moment,
+        principal: &Principal,
+        session: Arc<dyn Session>,
+        dialled_by: Option<NodeId>,
+    ) -> Taken {
+        match principal {
+            Principal::App { query, .. } if self.is_app(query, principal) => {
+                self.take_app(query.clone(), session)
+            }
+            Principal::Agent { node, key }
+                if self
+                    .peers
+                    .get(node)
+                    .is_some_and(|line| line.peer.fingerprint == *key) =>
+            {
+                let dialled_by = dialled_by.unwrap_or_else(|| node.clone());
+                self.take_peer(now, &node.clone(), session, dialled_by)
+            }
+            other => {
+                tracing::debug!(peer = %other, "data connection refused: the target does not name it");
+                session.close(
+                    CloseCode::REFUSED,
+                    "the target of this node does not name you (yet)",
+                );
+                Taken::Refused
+            }
+        }
+    }
+
+    fn take_app(&mut self, query: QueryId, session: Arc<dyn Session>) -> Taken {
+        let Some(connection) = self.connect(session) else {
+            return Taken::Refused;
+        };
+        let neighbour = Neighbour::App(query.clone());
+        self.owners.insert(connection.id, neighbour.clone());
+        if let Some(before) = self.apps.insert(query, connection) {
+            self.owners.remove(&before.id);
+            before
+                .session
+                .close(CloseCode::REPLACED, "a newer connection of this app");
+        }
+        Taken::Active(neighbour)
+    }
+
+    fn take_peer(
+        &mut self,
+        now: Moment,
+        node: &NodeId,
+        session: Arc<dyn Session>,
+        dialled_by: NodeId,
+    ) -> Taken {
+        let smaller = self.me.clone().min(node.clone());
+        let keeps = self.peers.get(node).is_some_and(|line| {
+            let lives = line
+                .connection
+                .as_ref()
+                .is_some_and(|c| c.session.closed_reason().is_none());
+            lives && line.dialled_by == smaller && dialled_by != smaller
+        });
+        if keeps {
+            session.close(CloseCode::REPLACED, "another connection is in use");
+            return Taken::Refused;
+        }
+        let Some(connection) = self.connect(session) else {
+            return Taken::Refused;
+        };
+        let neighbour = Neighbour::Node(node.clone());
+        self.owners.insert(connection.id, neighbour.clone());
+        let Some(line) = self.peers.get_mut(node) else {
+            return Taken::Refused;
+        };
+        line.dialled_by = dialled_by;
+        line.failures = 0;
+        line.next_dial = now + REDIAL.0;
+        line.was_connected = true;
+        line.is_reported = false;
+        line.liveness = Liveness::new(now);
+        line.link.reconnected(now);
+        line.window = 0;
+        if let Some(before) = line.lose(now) {
+            self.owners.remove(&before.id);
+            before
+                .session
+                .close(CloseCode::REPLACED, "a newer connection is in use");
+        }
+        line.connection = Some(connection);
+        Taken::Active(neighbour)
+    }
+
+    fn connect(&mut self, session: Arc<dyn Session>) -> Option<Connection> {
+        self.next_id += 1;
+        Connection::new(ConnectionId(self.next_id), session, self.inbox.clone())
+    }
+
+    /// Whose connection it is, if it is one in use.
+    pub(super) fn owner(&self, connection: ConnectionId) -> Option<&Neighbour> {
+        self.owners.get(&connection)
+    }
+
+    /// A connection has ended; returns whose it was, if it was in use.
+    pub(super) fn lost(&mut self, now: Moment, connection: ConnectionId) -> Option<Neighbour> {
+        let neighbour = self.owners.remove(&connection)?;
+        match &neighbour {
+            Neighbour::App(query) => {
+                self.apps.remove(query);
+            }
+            Neighbour::Node(node) => {
+                self.peers.get_mut(node)?.lose(now)?;
+            }
+        }
+        Some(neighbour)
+    }
+
+    /// Gives up a neighbour's connection.
+    pub(super) fn give_up(&mut self, now: Moment, node: &NodeId, why: &str) {
+        let connection = self.peers.get_mut(node).and_then(|line| line.lose(now));
+        if let Some(connection) = connection {
+            self.owners.remove(&connection.id);
+            connection.session.close(CloseCode::DONE, why);
+        }
+    }
+
+    /// The connection to a neighbour.
+    pub(super) fn connection(&self, to: &Neighbour) -> Option<&Connection> {
+        match to {
+            Neighbour::App(query) => self.apps.get(query),
+            Neighbour::Node(node) => self.peers.get(node)?.connection.as_ref(),
+        }
+    }
+
+    /// Sessions with nodes, for requests between them.
+    pub(super) fn sessions(&self) -> BTreeMap<NodeId, Arc<dyn Session>> {
+        let session = |(node, line): (&NodeId, &PeerLine)| {
+            let connection = line.connection.as_ref()?;
+            Some((node.clone(), Arc::clone(&connection.session)))
+        };
+        self.peers.iter().filter_map(session).collect()
+    }
+
+    /// Dials those that should be dialled now; `wanted` have frames waiting.
+    pub(super) fn dial(&mut self, now: Moment, wanted: &[NodeId]) {
+        for (node, line) in &mut self.peers {
+            if line.connection.is_some() || line.dialling.is_some() || now < line.next_dial {
+                continue;
+            }
+            let patience = if wanted.contains(node) {
+                DIAL_LATE / 5
+            } else {
+                DIAL_LATE
+            };
+            if self.me > *node && now.since(line.lost_at) < patience {
+                continue;
+            }
+            let dial = Dial::new(Alpn::Data, Role::Node(node.clone()))
+                .trusting(ServerTrust::Key(line.peer.fingerprint));
+            let (endpoint, commands) = (Arc::clone(&self.endpoint), self.commands.clone());
+            let (node, addresses) = (node.clone(), line.peer.addresses.clone());
+            let task = tokio::spawn(async move {
+                let dialled = endpoint
+                    .connect(&addresses, &dial, Deadline::after_s(DIAL_S))
+                    .await;
+                let result = dialled.map_err(|error| error.to_string());
+                // Fails only when the hub has ended.
+                let _ = commands.send(Command::Dialled { node, result });
+            });
+            line.dialling = Some(task.abort_handle());
+        }
+    }
+
+    /// An attempt to dial has ended.
+    pub(super) fn dialled(&mut self, now: Moment, node: &NodeId, is_connected: bool) {
+        let Some(line) = self.peers.get_mut(node) else {
+            return;
+        };
+        line.dialling = None;
+        if !is_connected {
+            let doubled = REDIAL.0 * 2_u32.saturating_pow(line.failures.min(8));
+            line.failures += 1;
+            let jitter = self.random.random_range(0.5..=1.0);
+            line.next_dial = now + doubled.min(REDIAL.1).mul_f64(jitter);
+        }
+    }
+
+    /// Whether anything needs attention every slice.
+    pub(super) fn is_restless(&self) -> bool {
+        self.peers.values().any(|line| {
+            line.connection.is_none()
+                || !line.under_way.is_empty()
+                || !line.pings.is_empty()
+                || line.link.is_degraded()
+                || line.link.is_probing()
+        })
+    }
+
+    /// Links as last measured.
+    pub(super) fn reports(&self) -> Vec<LinkReport> {
+        self.peers
+            .iter()
+            .map(|(node, line)| line.report(node))
+            .collect()
+    }
+}
+
+impl PeerLine {
+    fn new(peer: Peer, me: NodeId, policy: LinkPolicy, now: Moment) -> Self {
+        Self {
+            peer,
+            is_routed: false,
+            connection: None,
+            dialled_by: me,
+            link: LinkEstimator::new(policy, now),
+            liveness: Liveness::new(now),
+            pings: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            window: 0,
+            dialling: None,
+            next_dial: now,
+            failures: 0,
+            lost_at: now,
+            was_connected: false,
+            is_reported: false,
+            carried: (0, 0),
+        }
+    }
+
+    /// Takes the connection out and keeps what it carried.
+    fn lose(&mut self, now: Moment) -> Option<Connection> {
+        let connection = self.connection.take()?;
+        let stats = connection.session.stats();
+        self.carried.0 += stats.udp_sent_bytes;
+        self.carried.1 += stats.udp_received_bytes;
+        self.lost_at = now;
+        self.pings.clear();
+        self.under_way.clear();
+        Some(connection)
+    }
+
+    /// The transport's counters.
+    pub(super) fn counters(&self) -> Option<(Counters, u64)> {
+        let stats = self.connection.as_ref()?.session.stats();
+        let counters = Counters {
+            delivered_bytes: stats.delivered_bytes,
+            sent_packets: stats.sent_packets,
+            lost_packets: stats.lost_packets,
+            congestion_window_bytes: stats.congestion_window_bytes,
+            rtt_min: stats.rtt_min,
+        };
+        Some((counters, stats.udp_received_datagrams))
+    }
+
+    fn report(&self, node: &NodeId) -> LinkReport {
+        let (mut sent_bytes, mut received_bytes) = self.carried;
+        if let Some(connection) = &self.connection {
+            let stats = connection.session.stats();
+            sent_bytes += stats.udp_sent_bytes;
+            received_bytes += stats.udp_received_bytes;
+        }
+        LinkReport {
+            peer: node.clone(),
+            rtt_ms: self.link.rtt().map(ms),
+            delivered_bps: self.link.rate().unwrap_or_default() as u64,
+            network_limited: self.link.is_network_limited(),
+            loss: self.link.loss(),
+            sent_bytes,
+            received_bytes,
+        }
+    }
+}
