@@ -1,8 +1,8 @@
-//! Writes clean frames of many scenes for training: `frames.rgb` (8-bit RGB, frame after frame) and `truth.json`.
+//! Writes frames of many scenes for training and comparison: `frames.rgb` (8-bit RGB, frame after frame) and `truth.json`.
 //!
-//! `cargo run -p compass-scenes --example dump -- OUT FIRST_SEED SCENES FRAMES_PER_SCENE [SPACING_S]`
+//! `cargo run -p compass-scenes --example dump -- OUT FIRST_SEED SCENES FRAMES_PER_SCENE [SPACING_S [BRIGHTNESS]]`
 //!
-//! Light and noise are left to the reader, who applies the model of `compass_scenes` with draws of his own.
+//! Without a brightness the frames are clean: the reader applies the light model of `compass_scenes` with draws of its own.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -31,13 +31,21 @@ fn main() -> Result<()> {
         Some(text) => text.parse().context("SPACING_S must be a number")?,
         None => 7.0,
     };
+    let brightness: Option<f32> = arguments
+        .get(5)
+        .map(|text| text.parse().context("BRIGHTNESS must be a number"))
+        .transpose()?;
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut pixels = BufWriter::new(File::create(out.join("frames.rgb"))?);
     let mut frames: Vec<Value> = Vec::new();
     for seed in first_seed..first_seed + scenes {
         let scene = Scene::new(seed, SceneSettings::default());
         for index in 0..per_scene {
-            let frame = scene.frame_without_noise(index as f64 * spacing_s);
+            let time_s = index as f64 * spacing_s;
+            let frame = match brightness {
+                Some(brightness) => scene.frame(time_s, brightness),
+                None => scene.frame_without_noise(time_s),
+            };
             pixels.write_all(&frame.rgb)?;
             let boxes: Vec<Value> = frame
                 .truth

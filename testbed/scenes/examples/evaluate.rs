@@ -20,7 +20,7 @@ use support::{Network, counts, models_folder, resized, through_jpeg};
 
 const MODELS: [&str; 3] = ["small", "medium", "large"];
 const RESOLUTIONS: [(u32, u32); 4] = [(160, 120), (224, 168), (320, 240), (448, 336)];
-const LIGHTS: [f32; 6] = [1.0, 0.3, 0.12, 0.08, 0.05, 0.035];
+const LIGHTS: [f32; 6] = [1.0, 0.3, 0.12, 0.08, 0.06, 0.05];
 const QUALITIES: [u8; 4] = [90, 75, 50, 30];
 /// Inferences per cost figure; the median is kept.
 const COST_RUNS: usize = 21;
