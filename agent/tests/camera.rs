@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,11 @@ use support::{PATIENCE, native, payload, query, settings, target};
 
 /// Frames per second of the rendered source.
 const SOURCE_HZ: f64 = 10.0;
+
+fn model(size: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testbed/models");
+    folder.join(format!("{size}.onnx"))
+}
 
 /// Sends a frame through the operators one after another and notes what each costs; gives the detections and the answer, or
 /// `None` when one of them skips it.
@@ -49,7 +54,6 @@ async fn through(
 async fn a_rendered_scene_is_answered() {
     let folder = tempfile::tempdir().unwrap();
     let workers = Workers::new(settings(folder.path(), None));
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testbed/models");
     let number = KnobValue::Integer;
     let prepare = [("resolution", number(320)), ("quality", number(75))];
     let detector = Runtime::Onnx {
@@ -59,7 +63,7 @@ async fn a_rendered_scene_is_answered() {
     let targets = [
         (native(1, "sampler", &[("rate", number(5))]), None),
         (native(2, "prepare", &prepare), None),
-        (target(3, detector), Some(models.join("medium.onnx"))),
+        (target(3, detector), Some(model("medium"))),
         (native(4, "tracker", &[]), None),
         (native(5, "responder", &labels), None),
     ];
@@ -113,4 +117,27 @@ async fn a_rendered_scene_is_answered() {
         answer > detector - 0.05,
         "{answer_counts:?} {detector_counts:?}"
     );
+}
+
+#[tokio::test]
+async fn the_largest_network_fits_into_the_memory_its_catalogue_entry_states() {
+    let folder = tempfile::tempdir().unwrap();
+    let workers = Workers::new(settings(folder.path(), None));
+    let head = Runtime::Onnx {
+        head: "center-detector".to_owned(),
+    };
+    let mut detector = target(1, head);
+    detector.share.memory_mib = 64;
+    let model = model("large");
+    let started = workers.start(&detector, Some(&model), Purpose::Live);
+    let detector = started.await.unwrap();
+    let frame = Scene::new(1, SceneSettings::default()).frame(0.0, 1.0);
+    let picture = payload(&format!("rgb8 {}x{}", frame.width, frame.height), frame.rgb);
+    let query = query();
+    for number in 0..3 {
+        let done = detector.process(&query, FrameId(number), vec![picture.clone()], PATIENCE);
+        let done = done.await.unwrap();
+        eprintln!("{:?} {:?}", done.cpu, detector.report().memory_mib);
+    }
+    assert_eq!(detector.status().restarts, 0);
 }

@@ -370,8 +370,8 @@ impl StageRun<'_> {
 
     /// Runs all frames and gives their measures and outputs.
     ///
-    /// A frame that the operator cannot read (a camera's broken picture) has no measure and no output, as it would have live; only
-    /// when no frame can be read the stage has failed.
+    /// A frame that an earlier operator left out has no measure: it never reaches this one. Neither has a frame that the operator cannot
+    /// read (a camera's broken picture), as it would have no result live; only when no frame can be read the stage has failed.
     async fn measure(&self) -> Result<(Vec<SampleMeasure>, StageOutputs), StageFailure> {
         let (mut samples, mut outputs) = (Vec::new(), Vec::new());
         let (mut refused, mut last): (Option<String>, Option<FrameId>) = (None, None);
@@ -382,14 +382,14 @@ impl StageRun<'_> {
                 }
                 last = Some(*frame);
                 let Some(inputs) = self.frames.get(frame).cloned().flatten() else {
-                    samples.push(skipped(*frame, 0));
                     outputs.push((*frame, None));
                     continue;
                 };
                 let bytes_in = inputs.iter().map(|input| input.bytes.len() as u64).sum();
                 match self.process(*frame, inputs).await? {
-                    Ok((sample, output)) => {
-                        samples.push(SampleMeasure { bytes_in, ..sample });
+                    Ok((mut sample, output)) => {
+                        sample.bytes_in = bytes_in;
+                        samples.push(sample);
                         outputs.push((*frame, output));
                     }
                     Err(reason) => {
@@ -400,9 +400,7 @@ impl StageRun<'_> {
             }
         }
         match refused {
-            Some(reason) if samples.iter().all(|sample| sample.skipped) => {
-                Err(StageFailure::Crashed(reason))
-            }
+            Some(reason) if samples.is_empty() => Err(StageFailure::Crashed(reason)),
             _ => Ok((samples, outputs)),
         }
     }
@@ -438,9 +436,13 @@ impl StageRun<'_> {
             Err(error) => return Err(StageFailure::Crashed(error.to_string())),
         };
         let mut sample = SampleMeasure {
+            frame,
             wall_ms: ms(done.wall),
             cpu_ms: ms(done.cpu),
-            ..skipped(frame, 0)
+            bytes_in: 0,
+            bytes_out: 0,
+            skipped: true,
+            output: None,
         };
         let output = match done.output {
             Output::Skipped => None,
@@ -452,19 +454,6 @@ impl StageRun<'_> {
             }
         };
         Ok(Ok((sample, output)))
-    }
-}
-
-/// The measure of a frame that came to nothing on purpose.
-const fn skipped(frame: FrameId, bytes_in: u64) -> SampleMeasure {
-    SampleMeasure {
-        frame,
-        wall_ms: 0.0,
-        cpu_ms: 0.0,
-        bytes_in,
-        bytes_out: 0,
-        skipped: true,
-        output: None,
     }
 }
 

@@ -37,10 +37,13 @@ struct State {
     /// Captures under way: they want frames from these moments on.
     wanted_since: Vec<(QueryId, Instant)>,
     sets: BTreeMap<SampleSetId, Set>,
+    /// Sets frozen so far: their ids say nothing about their age.
+    frozen: u64,
 }
 
 #[derive(Debug)]
 struct Set {
+    number: u64,
     query: QueryId,
     frames: BTreeMap<FrameId, Payload>,
     bytes: u64,
@@ -131,7 +134,9 @@ impl SampleStore {
             .values()
             .map(|payload| payload.bytes.len() as u64)
             .sum();
+        state.frozen += 1;
         let set = Set {
+            number: state.frozen,
             query: request.query.clone(),
             frames,
             bytes,
@@ -214,8 +219,10 @@ impl State {
     fn forget_old_sets(&mut self, max_bytes: u64) {
         let total = |sets: &BTreeMap<SampleSetId, Set>| sets.values().map(|s| s.bytes).sum::<u64>();
         while total(&self.sets) > max_bytes && self.sets.len() > 1 {
-            if let Some((set, _)) = self.sets.pop_first() {
+            let oldest = self.sets.iter().min_by_key(|(_, set)| set.number);
+            if let Some(set) = oldest.map(|(id, _)| *id) {
                 tracing::warn!(%set, "a sample set is forgotten to make room");
+                self.sets.remove(&set);
             }
         }
     }

@@ -97,7 +97,7 @@ pub struct SampleMeasure {
 pub struct StageDone {
     /// Names the request.
     pub trial: TrialId,
-    /// Per frame, warm-up excluded.
+    /// Per frame that reached the operator, warm-up excluded; frames that an earlier operator left out have none.
     pub samples: Vec<SampleMeasure>,
     /// Time to start the worker and load the model, in ms; 0 when it was warm.
     pub cold_start_ms: f64,

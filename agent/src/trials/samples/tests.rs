@@ -116,7 +116,7 @@ fn memory_stays_bounded() {
     store.forget(&query());
     store.forget(&QueryId::new("other").unwrap());
     assert_eq!(lock(&store.state).recent_bytes, 0);
-    for set in 0..10 {
+    for set in (0..10).rev() {
         store.offer(&query(), FrameId(set), &payload(set, 40));
         let mut one = request(1, 1, LONG);
         one.set = SampleSetId(set);
@@ -131,6 +131,8 @@ fn memory_stays_bounded() {
                 .sum::<u64>()
                 <= 100
         );
+        let is_there = lock(&store.state).sets.contains_key(&SampleSetId(set));
+        assert!(is_there, "the newest stays");
     }
 }
 
