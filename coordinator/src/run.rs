@@ -157,11 +157,10 @@ impl Coordinator {
         }
     }
 
-    /// Tells everybody that it goes away, and ends.
+    /// Tells everybody that it goes away, and ends; nothing of it runs any more when this returns, and the store is free.
     pub async fn shut_down(self) {
         self.stop.send_replace(true);
         self.clock_saver.abort();
-        self.roles.abort();
         self.endpoint
             .close(
                 CloseCode::SHUTDOWN,
@@ -170,8 +169,29 @@ impl Coordinator {
             )
             .await;
         self.gateway.abort();
+        let _ = self.gateway.await;
+        self.roles.abort();
+        let _ = self.roles.await;
+        self.plane.roles.retire();
         // Requests under way have as long; a client that keeps its connection open does not hold up the end.
-        let _ = tokio::time::timeout(CLOSE, self.api).await;
+        let mut api = self.api;
+        if tokio::time::timeout(CLOSE, &mut api).await.is_err() {
+            api.abort();
+            let _ = api.await;
+        }
+        let mut plane = self.plane;
+        let waited = tokio::time::Instant::now();
+        loop {
+            match Arc::try_unwrap(plane) {
+                Ok(last) => return drop(last),
+                Err(shared) if waited.elapsed() < CLOSE => plane = shared,
+                Err(shared) => {
+                    tracing::warn!(holders = Arc::strong_count(&shared), "something still runs");
+                    return;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 

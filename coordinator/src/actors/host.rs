@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use compass_shared::ids::QueryId;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use super::explorer::{ExplorerPerformer, ExplorerRole};
@@ -26,37 +27,42 @@ use crate::plane::Plane;
 /// How often the monitor looks: four times a second at least, so that silence is noticed a fifth of a second late at most.
 const PULSE: Duration = Duration::from_millis(200);
 
-/// Runs the roles until one that the process cannot do without is given up; says which and why.
-pub async fn run(plane: Arc<Plane>, mut commands: mpsc::UnboundedReceiver<HostCommand>) -> String {
+/// Runs the roles until one that the process cannot do without is given up; says which and why. Dropping this ends all supervision; the actors
+/// themselves end with [`super::Roles::retire`].
+pub async fn run(plane: Arc<Plane>, commands: mpsc::UnboundedReceiver<HostCommand>) -> String {
     let policy = RestartPolicy::default();
-    let monitor = keep("monitor", plane.clone(), policy, start_monitor);
-    let scheduler = keep("scheduler", plane.clone(), policy, start_scheduler);
-    let profiler = keep("profiler", plane.clone(), policy, start_profiler);
-    let pulse = actix::spawn(pulse(plane.clone()));
-    let explorers = actix::spawn(async move {
-        let wanted = Rc::new(RefCell::new(BTreeSet::new()));
-        while let Some(command) = commands.recv().await {
-            match command {
-                HostCommand::Start(query) => {
-                    if wanted.borrow_mut().insert(query.clone()) {
-                        actix::spawn(keep_explorer(plane.clone(), query, wanted.clone(), policy));
-                    }
-                }
-                HostCommand::Stop(query) => {
-                    wanted.borrow_mut().remove(&query);
-                    plane.roles.remove_explorer(&query);
+    tokio::select! {
+        reason = keep("monitor", plane.clone(), policy, start_monitor) => reason,
+        reason = keep("scheduler", plane.clone(), policy, start_scheduler) => reason,
+        reason = keep("profiler", plane.clone(), policy, start_profiler) => reason,
+        () = pulse(plane.clone()) => "the monitor's pulse ended".to_owned(),
+        () = keep_explorers(plane, commands, policy) => "nobody can register queries any more".to_owned(),
+    }
+}
+
+/// Starts and ends explorers as asked.
+async fn keep_explorers(
+    plane: Arc<Plane>,
+    mut commands: mpsc::UnboundedReceiver<HostCommand>,
+    policy: RestartPolicy,
+) {
+    let wanted = Rc::new(RefCell::new(BTreeSet::new()));
+    // Dropping the set ends the supervision of every explorer.
+    let mut kept = JoinSet::new();
+    while let Some(command) = commands.recv().await {
+        while kept.try_join_next().is_some() {}
+        match command {
+            HostCommand::Start(query) => {
+                if wanted.borrow_mut().insert(query.clone()) {
+                    kept.spawn_local(keep_explorer(plane.clone(), query, wanted.clone(), policy));
                 }
             }
+            HostCommand::Stop(query) => {
+                wanted.borrow_mut().remove(&query);
+                plane.roles.remove_explorer(&query);
+            }
         }
-    });
-    let reason = tokio::select! {
-        reason = monitor => reason,
-        reason = scheduler => reason,
-        reason = profiler => reason,
-    };
-    pulse.abort();
-    explorers.abort();
-    reason
+    }
 }
 
 /// Keeps a core role alive; returns why it was given up.
@@ -102,7 +108,7 @@ async fn start_monitor(
     let pool = &plane.urgent_pool;
     let parts = parts(plane, core, "fleet", performer, pool, lifeline);
     let address = start_role(parts);
-    plane.roles.monitor.set(address.clone().recipient());
+    plane.roles.monitor.set(address.clone());
     let facts = MonitorRole::facts(plane).map_err(|error| error.to_string())?;
     tell_all(&address, facts);
     Ok(())
@@ -120,7 +126,7 @@ async fn start_scheduler(
     let pool = &plane.urgent_pool;
     let parts = parts(plane, core, "assignment", performer, pool, lifeline);
     let address = start_role(parts);
-    plane.roles.scheduler.set(address.clone().recipient());
+    plane.roles.scheduler.set(address.clone());
     let facts = SchedulerRole::facts(plane, &known).map_err(|error| error.to_string())?;
     tell_all(&address, facts);
     Ok(())
@@ -136,7 +142,7 @@ async fn start_profiler(
     let pool = &plane.search_pool;
     let parts = parts(plane, core, "trials", performer, pool, lifeline);
     let address = start_role(parts);
-    plane.roles.profiler.set(address.clone().recipient());
+    plane.roles.profiler.set(address.clone());
     tell_all(&address, ProfilerRole::facts(plane));
     Ok(())
 }

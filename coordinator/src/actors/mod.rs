@@ -23,16 +23,21 @@ use tokio::sync::mpsc;
 
 use role::{Retire, Role, RoleActor, Tell};
 
-/// The address of a role's present actor.
-#[derive(Debug)]
+/// The addresses of a role's present actor.
+struct Addresses<I: Send + 'static> {
+    tell: Recipient<Tell<I>>,
+    retire: Recipient<Retire>,
+}
+
+/// Where a role's present actor is.
 pub struct Slot<I: Send + 'static> {
-    address: RwLock<Option<Recipient<Tell<I>>>>,
+    addresses: RwLock<Option<Addresses<I>>>,
 }
 
 impl<I: Send + 'static> Default for Slot<I> {
     fn default() -> Self {
         Self {
-            address: RwLock::new(None),
+            addresses: RwLock::new(None),
         }
     }
 }
@@ -40,28 +45,49 @@ impl<I: Send + 'static> Default for Slot<I> {
 impl<I: Send + 'static> Slot<I> {
     /// Tells the role a fact. A fact told while there is no actor is lost: a new one is built from the store and the registries.
     pub fn tell(&self, input: I) {
-        let address = self.address.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(address) = &*address {
-            address.do_send(Tell(input));
+        let addresses = self
+            .addresses
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(addresses) = &*addresses {
+            addresses.tell.do_send(Tell(input));
         }
     }
 
     /// Whether there is an actor.
     pub fn is_alive(&self) -> bool {
-        let address = self.address.read().unwrap_or_else(PoisonError::into_inner);
-        address.as_ref().is_some_and(Recipient::connected)
+        let addresses = self
+            .addresses
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        addresses.as_ref().is_some_and(|one| one.tell.connected())
     }
 
     /// Puts a new actor in place.
-    pub fn set(&self, address: Recipient<Tell<I>>) {
-        *self.address.write().unwrap_or_else(PoisonError::into_inner) = Some(address);
+    fn set<R: Role<Input = I> + Unpin>(&self, address: Addr<RoleActor<R>>)
+    where
+        I: Unpin,
+    {
+        let addresses = Addresses {
+            tell: address.clone().recipient(),
+            retire: address.recipient(),
+        };
+        *self
+            .addresses
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Some(addresses);
     }
-}
 
-/// An explorer's addresses.
-struct ExplorerSlot {
-    tell: Recipient<Tell<explorer::Input>>,
-    retire: Recipient<Retire>,
+    /// Ends the actor for good.
+    fn retire(&self) {
+        let mut addresses = self
+            .addresses
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(addresses) = addresses.take() {
+            addresses.retire.do_send(Retire);
+        }
+    }
 }
 
 /// What the host of explorers is asked.
@@ -81,7 +107,7 @@ pub struct Roles {
     pub scheduler: Slot<scheduler::Input>,
     /// Runs trials.
     pub profiler: Slot<profiler::Input>,
-    explorers: RwLock<BTreeMap<QueryId, ExplorerSlot>>,
+    explorers: RwLock<BTreeMap<QueryId, Addresses<explorer::Input>>>,
     host: mpsc::UnboundedSender<HostCommand>,
 }
 
@@ -132,8 +158,22 @@ impl Roles {
         }
     }
 
+    /// Ends every role for good.
+    pub fn retire(&self) {
+        self.monitor.retire();
+        self.scheduler.retire();
+        self.profiler.retire();
+        let mut explorers = self
+            .explorers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (_, slot) in std::mem::take(&mut *explorers) {
+            slot.retire.do_send(Retire);
+        }
+    }
+
     fn set_explorer(&self, query: &QueryId, address: Addr<RoleActor<explorer::ExplorerRole>>) {
-        let slot = ExplorerSlot {
+        let slot = Addresses {
             tell: address.clone().recipient(),
             retire: address.recipient(),
         };
