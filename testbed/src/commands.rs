@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::relay;
+use crate::{demo, relay};
 
 /// The exit code of a command line that cannot be read, as of the other programs.
 const USAGE_ERROR: u8 = 64;
@@ -27,6 +27,8 @@ struct Arguments {
 enum Command {
     /// Run one process of a fleet (the testbed starts itself this way)
     Role(RoleArguments),
+    /// Render the report of a demo run from its JSON
+    Report(demo::ReportArguments),
     /// Make or check bandwidth traces
     #[command(subcommand)]
     Trace(relay::trace::command::TraceCommand),
@@ -46,6 +48,12 @@ enum Role {
     /// Emulate the links between nodes
     Relay {
         /// Nodes, pipes and paths (TOML)
+        #[arg(long)]
+        config: PathBuf,
+    },
+    /// Stream the demo's film and score the answers
+    App {
+        /// What to stream where (JSON)
         #[arg(long)]
         config: PathBuf,
     },
@@ -83,6 +91,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match arguments.command {
         Command::Role(role) => run_role(role),
+        Command::Report(arguments) => exit_code(arguments.run()),
         Command::Trace(command) => exit_code(command.run()),
     }
 }
@@ -93,6 +102,7 @@ fn run_role(arguments: RoleArguments) -> ExitCode {
     }
     match arguments.role {
         Role::Relay { config } => exit_code(relay::role::run(&config)),
+        Role::App { config } => exit_code(demo::app::run(&config)),
         Role::Coordinator(passed) => compass_coordinator::main(passed.named("compass-coordinator")),
         Role::Agent(passed) => compass_agent::main(passed.named("compass-agent")),
         Role::Compass(passed) => compass_cli::main(passed.named("compass")),

@@ -1,11 +1,12 @@
 //! Emulated and real fleets, the link emulator, benchmarks and the demo.
 //!
-//! Start at [`commands`], the command line. [`cluster`] starts processes, [`relay`] emulates the links between nodes.
-//! `compass-testbed` links every program of the project and starts their processes by executing itself in a role, so
-//! nothing has to be installed.
+//! Start at [`commands`], the command line. [`cluster`] starts processes, [`relay`] emulates the links between nodes,
+//! [`demo`] tells a story with both. `compass-testbed` links every program of the project and starts their processes by
+//! executing itself in a role, so nothing has to be installed.
 
 pub mod cluster;
 pub mod commands;
+pub mod demo;
 pub mod relay;
 
 pub use commands::main;

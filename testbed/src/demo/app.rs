@@ -29,14 +29,24 @@ const GOODBYE: Duration = Duration::from_secs(15);
 
 /// Runs the app until it is told to finish.
 pub(crate) fn run(config: &Path) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(config).with_context(|| format!("cannot read {}", config.display()))?;
-    let config: AppConfig = serde_json::from_str(&text).with_context(|| format!("{} is no app configuration", config.display()))?;
+    let text = std::fs::read_to_string(config)
+        .with_context(|| format!("cannot read {}", config.display()))?;
+    let config: AppConfig = serde_json::from_str(&text)
+        .with_context(|| format!("{} is no app configuration", config.display()))?;
     let film = Film::render(&config.film, config.rate_hz)?;
-    say(&Said::Rendered { frames: film.day.len() + film.dark.len(), bytes: film.bytes() })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    say(&Said::Rendered {
+        frames: film.day.len() + film.dark.len(),
+        bytes: film.bytes(),
+    })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
     let outcome = runtime.block_on(live(&config, film));
     if let Err(error) = &outcome {
-        say(&Said::Failed { reason: format!("{error:#}") })?;
+        say(&Said::Failed {
+            reason: format!("{error:#}"),
+        })?;
     }
     outcome
 }
@@ -49,17 +59,27 @@ fn say(said: &Said) -> anyhow::Result<()> {
 }
 
 async fn live(config: &AppConfig, film: Film) -> anyhow::Result<()> {
-    let read = |path: &Path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
     let settings = Settings {
         coordinator: vec![config.coordinator],
         local: config.local,
-        server_trust: ServerTrust::AuthorityFingerprint(config.authority.parse().context("the authority's fingerprint")?),
+        server_trust: ServerTrust::AuthorityFingerprint(
+            config
+                .authority
+                .parse()
+                .context("the authority's fingerprint")?,
+        ),
         token: read(&config.token_file)?.trim().to_owned(),
         query_yaml: read(&config.query_file)?,
     };
     let app = App::register(settings).await?;
     let mut camera = Camera::new(app, film);
-    let zero_unix_ms = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs_f64() * 1e3;
+    let zero_unix_ms = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)?
+        .as_secs_f64()
+        * 1e3;
     say(&Said::Registered { zero_unix_ms })?;
 
     let (commands, mut commanded) = mpsc::channel(8);
@@ -151,7 +171,9 @@ impl Camera {
         self.lateness_ms.push(due.elapsed().as_secs_f64() * 1e3);
         let Shot { jpeg, truth } = if self.is_dark {
             if self.shown_dark == 0 {
-                say(&Said::Dark { at_ms: self.now_ms() })?;
+                say(&Said::Dark {
+                    at_ms: self.now_ms(),
+                })?;
             }
             self.shown_dark += 1;
             self.film.dark[(self.shown_dark - 1) % self.film.dark.len()].clone()
@@ -161,24 +183,54 @@ impl Camera {
         };
         let at_ms = self.now_ms();
         let frame = self.app.send("jpeg", jpeg.to_vec());
-        self.sent.insert(frame, Sent { at_ms, truth, counted: self.planned, end: None });
+        self.sent.insert(
+            frame,
+            Sent {
+                at_ms,
+                truth,
+                counted: self.planned,
+                end: None,
+            },
+        );
         Ok(())
     }
 
     async fn hear(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Result(answer) => self.answered(answer)?,
-            Event::Ended { frame, outcome } => self.ended(frame, End { outcome, latency_ms: None, generation: None, boxes: None })?,
-            Event::PlanChanged { generation, trigger, summary } => {
+            Event::Ended { frame, outcome } => self.ended(
+                frame,
+                End {
+                    outcome,
+                    latency_ms: None,
+                    generation: None,
+                    boxes: None,
+                },
+            )?,
+            Event::PlanChanged {
+                generation,
+                trigger,
+                summary,
+            } => {
                 self.planned = true;
-                say(&Said::Plan { at_ms: self.now_ms(), generation: generation.0, trigger: trigger.to_string(), summary })?;
+                say(&Said::Plan {
+                    at_ms: self.now_ms(),
+                    generation: generation.0,
+                    trigger: trigger.to_string(),
+                    summary,
+                })?;
             }
             Event::Infeasible(report) => say(&Said::Infeasible { report })?,
             Event::LabelsWanted { set, frames } => {
-                let labels = frames.into_iter().filter_map(|frame| Some((frame, self.sent.get(&frame)?.truth.to_vec())));
+                let labels = frames
+                    .into_iter()
+                    .filter_map(|frame| Some((frame, self.sent.get(&frame)?.truth.to_vec())));
                 self.app.label(set, labels.collect()).await;
             }
-            Event::Connection(what) => say(&Said::Connection { at_ms: self.now_ms(), what })?,
+            Event::Connection(what) => say(&Said::Connection {
+                at_ms: self.now_ms(),
+                what,
+            })?,
             Event::Closed(reason) => anyhow::bail!("the query ended: {reason}"),
         }
         Ok(())
@@ -218,10 +270,27 @@ impl Camera {
             if let Some(accuracy) = accuracy {
                 self.app.accuracy(accuracy);
             }
-            let End { outcome, latency_ms, generation, .. } = end;
-            say(&Said::Frame { frame: frame.0, at_ms, latency_ms, outcome, generation, accuracy })?;
+            let End {
+                outcome,
+                latency_ms,
+                generation,
+                ..
+            } = end;
+            say(&Said::Frame {
+                frame: frame.0,
+                at_ms,
+                latency_ms,
+                outcome,
+                generation,
+                accuracy,
+            })?;
         }
-        while self.sent.len() > REMEMBERED && self.sent.first_key_value().is_some_and(|(frame, _)| *frame < self.next_to_score) {
+        while self.sent.len() > REMEMBERED
+            && self
+                .sent
+                .first_key_value()
+                .is_some_and(|(frame, _)| *frame < self.next_to_score)
+        {
             self.sent.pop_first();
         }
         Ok(())
@@ -242,7 +311,10 @@ impl Camera {
             }
             self.hear(event).await?;
         }
-        say(&Said::Goodbye { counts: self.app.counts(), timer_lateness_p99_ms: quantile(&self.lateness_ms, 0.99) })
+        say(&Said::Goodbye {
+            counts: self.app.counts(),
+            timer_lateness_p99_ms: quantile(&self.lateness_ms, 0.99),
+        })
     }
 }
 
@@ -252,6 +324,7 @@ fn boxes_of(answer: &[u8]) -> anyhow::Result<Vec<u8>> {
     struct WithBoxes {
         boxes: serde_json::Value,
     }
-    let answer: WithBoxes = serde_json::from_slice(answer).context("the answer is not what the responder gives")?;
+    let answer: WithBoxes =
+        serde_json::from_slice(answer).context("the answer is not what the responder gives")?;
     Ok(serde_json::to_vec(&answer.boxes)?)
 }

@@ -37,7 +37,9 @@ impl Film {
         let moment = |index: usize| index as f64 / rate_hz;
         let jobs: Vec<(f64, f32)> = (0..day_frames)
             .map(|index| (moment(index), 1.0))
-            .chain((0..dark_frames).map(|index| (moment(day_frames + index), config.dark_brightness)))
+            .chain(
+                (0..dark_frames).map(|index| (moment(day_frames + index), config.dark_brightness)),
+            )
             .collect();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let mut shots = Vec::with_capacity(jobs.len());
@@ -46,11 +48,18 @@ impl Film {
                 .chunks(jobs.len().div_ceil(threads).max(1))
                 .map(|part| {
                     let scene = &scene;
-                    scope.spawn(move || part.iter().map(|(time_s, light)| shoot(scene, *time_s, *light)).collect::<anyhow::Result<Vec<_>>>())
+                    scope.spawn(move || {
+                        part.iter()
+                            .map(|(time_s, light)| shoot(scene, *time_s, *light))
+                            .collect::<anyhow::Result<Vec<_>>>()
+                    })
                 })
                 .collect();
             for part in parts {
-                shots.extend(part.join().map_err(|_| anyhow::anyhow!("rendering panicked"))??);
+                shots.extend(
+                    part.join()
+                        .map_err(|_| anyhow::anyhow!("rendering panicked"))??,
+                );
             }
             anyhow::Ok(())
         })?;
@@ -59,7 +68,11 @@ impl Film {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.day.iter().chain(&self.dark).map(|shot| shot.jpeg.len()).sum()
+        self.day
+            .iter()
+            .chain(&self.dark)
+            .map(|shot| shot.jpeg.len())
+            .sum()
     }
 }
 
@@ -67,11 +80,28 @@ fn shoot(scene: &Scene, time_s: f64, brightness: f32) -> anyhow::Result<Shot> {
     let frame = scene.frame(time_s, brightness);
     let mut jpeg = Vec::new();
     let mut encoder = image::codecs::jpeg::JpegEncoder::new_with_quality(&mut jpeg, CAMERA_QUALITY);
-    encoder.encode(&frame.rgb, frame.width, frame.height, image::ExtendedColorType::Rgb8).context("cannot encode a frame")?;
+    encoder
+        .encode(
+            &frame.rgb,
+            frame.width,
+            frame.height,
+            image::ExtendedColorType::Rgb8,
+        )
+        .context("cannot encode a frame")?;
     let boxes: Vec<Detection> = frame.truth.iter().map(as_detection).collect();
-    Ok(Shot { jpeg: jpeg.into(), truth: encode_detections(&boxes).into() })
+    Ok(Shot {
+        jpeg: jpeg.into(),
+        truth: encode_detections(&boxes).into(),
+    })
 }
 
 fn as_detection(truth: &TruthBox) -> Detection {
-    Detection { class: truth.class, score: 1.0, x: truth.x, y: truth.y, w: truth.w, h: truth.h }
+    Detection {
+        class: truth.class,
+        score: 1.0,
+        x: truth.x,
+        y: truth.y,
+        w: truth.w,
+        h: truth.h,
+    }
 }

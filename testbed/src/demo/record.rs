@@ -16,6 +16,10 @@ pub struct RunRecord {
     pub source: String,
     /// Flags that made this run special, e.g. `--static`, `--loss 2%`.
     pub flags: Vec<String>,
+    /// Milliseconds since the Unix epoch, by this host's clock, at which the story's clock was zero.
+    pub zero_unix_ms: f64,
+    /// Frames the camera captures per second.
+    pub rate_hz: f64,
     /// Whether the host was quick enough for the figures to mean anything.
     pub valid: bool,
     /// Why not.
@@ -24,6 +28,8 @@ pub struct RunRecord {
     pub passed: bool,
     /// What went wrong.
     pub failures: Vec<String>,
+    /// Everything that was checked, in the order of the story.
+    pub checks: Vec<CheckRecord>,
     /// The SLOs.
     pub slo: SloRecord,
     /// From registration to the first result of the first plan, in seconds.
@@ -44,10 +50,24 @@ pub struct RunRecord {
     pub events: Vec<EventRecord>,
     /// One per frame that ended.
     pub points: Vec<Point>,
+    /// The first plan left alone through the same events, in a pass of its own; each of its phases is moved in time to begin where the
+    /// story's phase of that name begins. Empty when there was no such pass.
+    pub static_points: Vec<Point>,
     /// Per process.
     pub nodes: Vec<NodeRecord>,
     /// Figures of the host.
     pub host: HostRecord,
+}
+
+/// Something that must be so at the end.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CheckRecord {
+    /// What is asked, in words.
+    pub name: String,
+    /// Whether it is so.
+    pub passed: bool,
+    /// The figures.
+    pub detail: String,
 }
 
 /// What the query must meet.
@@ -262,7 +282,11 @@ pub struct HostRecord {
 
 /// The quantiles of some latencies; zeros when there are none.
 pub fn quantiles(values: &[f64]) -> Quantiles {
-    Quantiles { p50: quantile(values, 0.5), p95: quantile(values, 0.95), p99: quantile(values, 0.99) }
+    Quantiles {
+        p50: quantile(values, 0.5),
+        p95: quantile(values, 0.95),
+        p99: quantile(values, 0.99),
+    }
 }
 
 /// The value below which a share `part` of the values lie, by nearest rank; 0 when there are none.
@@ -277,4 +301,52 @@ pub fn quantile(values: &[f64], part: f64) -> f64 {
 pub fn mean_accuracy<'a>(points: impl Iterator<Item = &'a Point>) -> Option<f64> {
     let scored: Vec<f64> = points.filter_map(|point| point.accuracy).collect();
     (!scored.is_empty()).then(|| scored.iter().sum::<f64>() / scored.len() as f64)
+}
+
+/// What is to be thought of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Everything was as it should be.
+    Passed,
+    /// Something was not.
+    Failed,
+    /// The host was too slow for the figures to mean anything.
+    Invalid,
+}
+
+impl RunRecord {
+    /// What is to be thought of it.
+    pub fn verdict(&self) -> Verdict {
+        match (self.valid, self.passed) {
+            (false, _) => Verdict::Invalid,
+            (true, false) => Verdict::Failed,
+            (true, true) => Verdict::Passed,
+        }
+    }
+
+    /// The same in a line.
+    pub fn headline(&self) -> String {
+        let more = |reasons: &[String]| match reasons {
+            [] => "no reason was recorded".to_owned(),
+            [only] => only.clone(),
+            [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
+        };
+        match self.verdict() {
+            Verdict::Invalid => format!("Not valid: {}", more(&self.invalid_reasons)),
+            Verdict::Failed => format!("Failed: {}", more(&self.failures)),
+            Verdict::Passed => {
+                let recoveries = self
+                    .replans
+                    .iter()
+                    .filter_map(|replan| Some(replan.applied_ms? - replan.event_ms?));
+                let slowest = recoveries.fold(f64::NAN, f64::max) / 1e3;
+                let phases = self.phases.len();
+                let mut line = format!("Every SLO met in all {phases} phases");
+                if slowest.is_finite() {
+                    line += &format!("; a new plan answered within {slowest:.1}\u{a0}s of each event");
+                }
+                line
+            }
+        }
+    }
 }
