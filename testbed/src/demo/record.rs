@@ -343,7 +343,8 @@ impl RunRecord {
                 let phases = self.phases.len();
                 let mut line = format!("Every SLO met in all {phases} phases");
                 if slowest.is_finite() {
-                    line += &format!("; a new plan answered within {slowest:.1}\u{a0}s of each event");
+                    line +=
+                        &format!("; a new plan answered within {slowest:.1}\u{a0}s of each event");
                 }
                 line
             }

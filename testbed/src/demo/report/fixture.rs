@@ -207,6 +207,85 @@ fn frames(points: &[Point]) -> FrameCounts {
     }
 }
 
+fn plans() -> Vec<PlanRecord> {
+    vec![
+        plan(
+            1,
+            "query-registered",
+            ("cloud-1", "m"),
+            "320",
+            (160.0, 0.85),
+            17_900.0,
+        ),
+        plan(
+            2,
+            "link-degraded",
+            ("near-1", "m"),
+            "224",
+            (230.0, 0.84),
+            TIMES[1] + RECOVERIES[0],
+        ),
+        plan(
+            3,
+            "content-drifted",
+            ("near-1", "l"),
+            "320",
+            (260.0, 0.79),
+            TIMES[2] + RECOVERIES[1],
+        ),
+    ]
+}
+
+fn replans() -> Vec<ReplanRecord> {
+    vec![
+        replan(
+            0,
+            "link-degraded",
+            "link edge-1->cloud-1 degraded: 0.98 against 14.20 Mbit/s",
+            &[
+                "detector: cloud-1 → near-1",
+                "prepare.resolution: 320 → 224",
+            ],
+        ),
+        replan(
+            1,
+            "content-drifted",
+            "content drifted: luma mean 11.2, was 108.4",
+            &["detector.model: m → l", "prepare.resolution: 224 → 320"],
+        ),
+    ]
+}
+
+fn nodes() -> Vec<NodeRecord> {
+    vec![
+        node(
+            "edge-1",
+            Some("edge"),
+            Some("emulated ×0.15"),
+            9.1,
+            31_000_000,
+        ),
+        node(
+            "near-1",
+            Some("near-edge"),
+            Some("emulated ×0.4"),
+            18.4,
+            2_400_000,
+        ),
+        node(
+            "metro-1",
+            Some("near-cloud"),
+            Some("emulated ×0.7"),
+            0.6,
+            120_000,
+        ),
+        node("cloud-1", Some("cloud"), Some("emulated ×1"), 6.2, 900_000),
+        node("coordinator", None, None, 1.4, 400_000),
+        node("relay", None, None, 2.1, 0),
+        node("app", None, None, 4.8, 48_000_000),
+    ]
+}
+
 /// A run that went well.
 pub(crate) fn good(seed: u64) -> RunRecord {
     let points = points(seed, story);
@@ -240,49 +319,8 @@ pub(crate) fn good(seed: u64) -> RunRecord {
             phase(1, "uplink cut to 1/20", (0.829, 0.84), (0.0, 0.21)),
             phase(2, "lights out", (0.802, 0.79), (0.0, 0.12)),
         ],
-        replans: vec![
-            replan(
-                0,
-                "link-degraded",
-                "link edge-1->cloud-1 degraded: 0.98 against 14.20 Mbit/s",
-                &[
-                    "detector: cloud-1 → near-1",
-                    "prepare.resolution: 320 → 224",
-                ],
-            ),
-            replan(
-                1,
-                "content-drifted",
-                "content drifted: luma mean 11.2, was 108.4",
-                &["detector.model: m → l", "prepare.resolution: 224 → 320"],
-            ),
-        ],
-        plans: vec![
-            plan(
-                1,
-                "query-registered",
-                ("cloud-1", "m"),
-                "320",
-                (160.0, 0.85),
-                17_900.0,
-            ),
-            plan(
-                2,
-                "link-degraded",
-                ("near-1", "m"),
-                "224",
-                (230.0, 0.84),
-                TIMES[1] + RECOVERIES[0],
-            ),
-            plan(
-                3,
-                "content-drifted",
-                ("near-1", "l"),
-                "320",
-                (260.0, 0.79),
-                TIMES[2] + RECOVERIES[1],
-            ),
-        ],
+        replans: replans(),
+        plans: plans(),
         events: vec![
             EventRecord {
                 at_ms: TIMES[1],
@@ -295,33 +333,7 @@ pub(crate) fn good(seed: u64) -> RunRecord {
         ],
         points,
         static_points: self::points(seed, left_alone),
-        nodes: vec![
-            node(
-                "edge-1",
-                Some("edge"),
-                Some("emulated ×0.15"),
-                9.1,
-                31_000_000,
-            ),
-            node(
-                "near-1",
-                Some("near-edge"),
-                Some("emulated ×0.4"),
-                18.4,
-                2_400_000,
-            ),
-            node(
-                "metro-1",
-                Some("near-cloud"),
-                Some("emulated ×0.7"),
-                0.6,
-                120_000,
-            ),
-            node("cloud-1", Some("cloud"), Some("emulated ×1"), 6.2, 900_000),
-            node("coordinator", None, None, 1.4, 400_000),
-            node("relay", None, None, 2.1, 0),
-            node("app", None, None, 4.8, 48_000_000),
-        ],
+        nodes: nodes(),
         host: HostRecord {
             cores: 2,
             processor: "Example CPU".to_owned(),

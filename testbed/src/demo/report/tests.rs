@@ -20,7 +20,10 @@ fn assert_well_formed(page: &str) {
             .split([' ', '/'])
             .next()
             .unwrap_or_default();
-        assert!(tag.matches('"').count() % 2 == 0, "quotes in <{tag}>");
+        assert!(
+            tag.matches('"').count().is_multiple_of(2),
+            "quotes in <{tag}>"
+        );
         if tag.starts_with('/') {
             assert_eq!(open.pop(), Some(name), "</{name}> closes something else");
         } else if !tag.ends_with('/') {
