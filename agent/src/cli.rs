@@ -307,7 +307,7 @@ fn readings(settings: &AgentSettings) -> (NodeTelemetry, Vec<CheckLine>) {
 /// What may be granted: what the settings say, else all cores and three quarters of the memory of the host (within its control group).
 fn capacity(settings: &AgentSettings, report: &NodeTelemetry) -> Resources {
     let cores = report.host.cpu_capacity_cores.value.unwrap_or(1.0);
-    let memory_mib = report.host.memory_total_bytes.value.unwrap_or(0) / 4 * 3 >> 20;
+    let memory_mib = (report.host.memory_total_bytes.value.unwrap_or(0) / 4 * 3) >> 20;
     Resources {
         cpu: settings
             .cpu
@@ -348,6 +348,28 @@ fn describe(
     }
 }
 
+/// What starts workers: this program again, with CPU shares held the best way this host has.
+fn workers(
+    settings: &AgentSettings,
+    leading: &[&str],
+    id: &NodeId,
+) -> anyhow::Result<Arc<Workers>> {
+    let self_command = SelfCommand {
+        program: std::env::current_exe()?,
+        leading_arguments: leading.iter().map(Into::into).collect(),
+    };
+    let mut worker_settings =
+        WorkerSettings::new(self_command, settings.data.clone(), settings.emulate_speed);
+    if settings.emulate_speed.is_none() {
+        worker_settings.limiter = CpuLimiter::detect(&Root::default(), id.as_str());
+    }
+    tracing::info!(
+        shares = worker_settings.limiter.summary(),
+        "how CPU shares are held"
+    );
+    Ok(Arc::new(Workers::new(worker_settings)))
+}
+
 async fn run(options: Options, leading: &[&str]) -> anyhow::Result<ExitCode> {
     let settings = options.resolve()?;
     let store = AgentStore::open(&settings.data)?;
@@ -372,20 +394,7 @@ async fn run(options: Options, leading: &[&str]) -> anyhow::Result<ExitCode> {
     }
     let boot = store.count_boot()?;
 
-    let self_command = SelfCommand {
-        program: std::env::current_exe()?,
-        leading_arguments: leading.iter().map(Into::into).collect(),
-    };
-    let mut worker_settings =
-        WorkerSettings::new(self_command, settings.data.clone(), settings.emulate_speed);
-    if settings.emulate_speed.is_none() {
-        worker_settings.limiter = CpuLimiter::detect(&Root::default(), id.as_str());
-    }
-    tracing::info!(
-        shares = worker_settings.limiter.summary(),
-        "how CPU shares are held"
-    );
-    let workers = Arc::new(Workers::new(worker_settings));
+    let workers = workers(&settings, leading, &id)?;
     let artifacts = Arc::new(ArtifactCache::new(
         settings.data.join("artifacts"),
         settings.artifacts_bytes,

@@ -1,6 +1,7 @@
 //! A UDP relay in front of one node: it can be slowed down or cut without a word to anybody.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,12 +55,15 @@ impl Relay {
     }
 }
 
-/// One direction: packets leave at the rate, in order.
+type Packets = mpsc::UnboundedSender<(Instant, Vec<u8>)>;
+
+/// One direction: packets leave at the rate, in order, to `address` (or where the socket is connected to).
 fn queue(
     shared: &Arc<Shared>,
     tasks: &mut JoinSet<()>,
-    to: impl Fn(Vec<u8>) -> Option<(Arc<UdpSocket>, Option<SocketAddr>, Vec<u8>)> + Send + 'static,
-) -> mpsc::UnboundedSender<(Instant, Vec<u8>)> {
+    socket: Arc<UdpSocket>,
+    address: Option<SocketAddr>,
+) -> Packets {
     let (sender, mut packets) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let shared = Arc::clone(shared);
     tasks.spawn(async move {
@@ -73,10 +77,7 @@ fn queue(
             let rate = shared.bits_per_s.load(Ordering::Relaxed).max(1) as f64;
             free_at = start + Duration::from_secs_f64(bits / rate);
             tokio::time::sleep_until(free_at).await;
-            if shared.is_cut.load(Ordering::Relaxed) {
-                continue;
-            }
-            if let Some((socket, address, packet)) = to(packet) {
+            if !shared.is_cut.load(Ordering::Relaxed) {
                 let _ = match address {
                     Some(address) => socket.send_to(&packet, address).await,
                     None => socket.send(&packet).await,
@@ -87,35 +88,33 @@ fn queue(
     sender
 }
 
+async fn read(socket: Arc<UdpSocket>, to: Packets) {
+    let mut buffer = vec![0; 65_536];
+    loop {
+        if let Ok(bytes) = socket.recv(&mut buffer).await {
+            let _ = to.send((Instant::now(), buffer[..bytes].to_vec()));
+        }
+    }
+}
+
 async fn inward(inside: Arc<UdpSocket>, server: SocketAddr, shared: Arc<Shared>) {
     let mut tasks = JoinSet::new();
-    let mut clients = BTreeMap::new();
+    let mut clients: BTreeMap<SocketAddr, Packets> = BTreeMap::new();
     let mut buffer = vec![0; 65_536];
     loop {
         let Ok((bytes, client)) = inside.recv_from(&mut buffer).await else {
             continue;
         };
-        if !clients.contains_key(&client) {
-            let outside = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
-            outside.connect(server).await.unwrap();
-            let back = Arc::clone(&inside);
-            let from_server = queue(&shared, &mut tasks, move |packet| {
-                Some((Arc::clone(&back), Some(client), packet))
-            });
-            let reading = Arc::clone(&outside);
-            tasks.spawn(async move {
-                let mut buffer = vec![0; 65_536];
-                loop {
-                    if let Ok(bytes) = reading.recv(&mut buffer).await {
-                        let _ = from_server.send((Instant::now(), buffer[..bytes].to_vec()));
-                    }
-                }
-            });
-            let to_server = queue(&shared, &mut tasks, move |packet| {
-                Some((Arc::clone(&outside), None, packet))
-            });
-            clients.insert(client, to_server);
-        }
-        let _ = clients[&client].send((Instant::now(), buffer[..bytes].to_vec()));
+        let to_server = match clients.entry(client) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let outside = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                outside.connect(server).await.unwrap();
+                let back = queue(&shared, &mut tasks, Arc::clone(&inside), Some(client));
+                tasks.spawn(read(Arc::clone(&outside), back));
+                new.insert(queue(&shared, &mut tasks, outside, None))
+            }
+        };
+        let _ = to_server.send((Instant::now(), buffer[..bytes].to_vec()));
     }
 }
