@@ -16,8 +16,8 @@ use compass_shared::wire::v1::{
     InstanceStatus, Registration,
 };
 use compass_transport::{
-    Alpn, Backoff, BackoffSettings, Deadline, Dial, Dialler, Endpoint, Priority, RecvStream, Role,
-    SendStream, Session, SystemResolver, TransportError,
+    Alpn, Backoff, BackoffSettings, Deadline, Dial, Dialler, Endpoint, Priority, RecvStream,
+    ResetCode, Role, SendStream, Session, SystemResolver, TransportError,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -34,8 +34,8 @@ use crate::workers::{WorkerEvent, WorkerEventKind};
 const CONNECT_S: u64 = 15;
 const MESSAGE_S: u64 = 10;
 
-/// A report that has not left by then is given up for a newer one.
-const REPORT_S: u64 = 5;
+/// A report that has not been read by then is taken back for a newer one.
+const REPORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Between two pieces of an artifact.
 const PIECE_S: u64 = 30;
@@ -420,7 +420,7 @@ impl SessionLoop {
             tick.tick().await;
             sequence += 1;
             let report = self.make_report(sequence);
-            match send_report(session, &report).await {
+            match send_report(&**session, &report, REPORT_PATIENCE).await {
                 Ok(()) => {}
                 Err(error) if error.is_closed() => return Ended::Lost(error.to_string()),
                 Err(error) => tracing::debug!(%error, sequence, "report given up for a newer one"),
@@ -476,13 +476,29 @@ async fn speak(mut send: SendStream, mut to_say: mpsc::Receiver<AgentToCoordinat
     Ended::Lost("nobody has anything to say".to_owned())
 }
 
+/// Sends one report and waits until the coordinator has read it. The stream is not finished: who has read a report lets go of its
+/// stream, and until then it can be taken back, so that a coordinator that was busy never works through old ones.
 async fn send_report(
-    session: &Arc<dyn Session>,
+    session: &dyn Session,
     report: &AgentReport,
+    patience: Duration,
 ) -> Result<(), TransportError> {
-    let deadline = Deadline::after_s(REPORT_S);
+    let deadline = Deadline::after(patience);
     let mut stream = session.open_uni(deadline).await?;
     stream.set_priority(Priority::Report);
     stream.write_frame(report, deadline).await?;
-    stream.deliver(deadline).await
+    match tokio::time::timeout(deadline.left(), stream.stopped()).await {
+        Ok(TransportError::Stopped(_)) => Ok(()),
+        Ok(error) => Err(error),
+        Err(_) => {
+            stream.reset(ResetCode::STALE);
+            Err(TransportError::Deadline {
+                what: "waiting for a report to be read",
+                after: patience,
+            })
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! The built agent against a stand-in for the coordinator: joining, registering, carrying out targets, and going on without it.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod coordinator;
+
+use std::path::Path;
+use std::process::Stdio;
+
+use compass_shared::ids::{Commit, InstanceId, NodeId, OperatorKind};
+use compass_shared::model::catalogue::{Runtime, StateKind, Synthetic};
+use compass_shared::model::cluster::{Resources, Tier};
+use compass_shared::model::pipeline::Configuration;
+use compass_shared::model::plan::{InstanceTarget, NodeTarget};
+use compass_shared::units::Millicores;
+use compass_shared::wire::v1::{
+    AgentReport, AgentToCoordinator, CoordinatorToAgent, InstanceState, InstanceStatus,
+};
+use compass_transport::Deadline;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+
+use coordinator::{Coordinator, PATIENCE};
+
+/// A `compass-agent` with a folder of its own.
+fn agent(command: &str, folder: &Path) -> Command {
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_compass-agent"));
+    agent.arg(command);
+    agent.arg("--data").arg(folder);
+    agent.args(["--listen", "127.0.0.1:0", "--tier", "near-edge"]);
+    agent.args(["--cpu", "1 cores", "--memory", "256 MiB"]);
+    // An emulated node's shares are paced by itself: nothing of the host's control groups is touched.
+    agent.args(["--emulate-speed", "1"]);
+    agent.stdin(Stdio::piped()).stdout(Stdio::piped());
+    agent.kill_on_drop(true);
+    agent
+}
+
+/// Joins as `near-1`, with the token on standard input; gives what was printed.
+async fn join(coordinator: &Coordinator, folder: &Path) -> String {
+    let address = coordinator.address().await.to_string();
+    let mut command = agent("join", folder);
+    command.args([&address, "--token-file", "-", "--node", "near-1"]);
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin
+        .write_all(coordinator.token().as_bytes())
+        .await
+        .unwrap();
+    drop(stdin);
+    let joined = async { tokio::join!(coordinator.let_join(), child.wait_with_output()).1 };
+    let output = tokio::time::timeout(PATIENCE, joined)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs the agent and waits for its line.
+async fn run(folder: &Path) -> (Child, String) {
+    let mut child = agent("run", folder).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+    (child, line.unwrap().unwrap().unwrap())
+}
+
+fn target(number: u64, instances: &[u64]) -> NodeTarget {
+    let instance = |id: &u64| InstanceTarget {
+        instance: InstanceId(*id),
+        kind: OperatorKind::new("burner").unwrap(),
+        runtime: Runtime::Synthetic(Synthetic {
+            cpu_us: 100,
+            spread_percent: 0,
+            output_bytes: None,
+            fault: None,
+        }),
+        configuration: Configuration::default(),
+        artifact: None,
+        share: Resources {
+            cpu: Millicores(100),
+            memory_mib: 32,
+            gpu_percent: 0,
+        },
+        state: StateKind::None,
+    };
+    NodeTarget {
+        commit: Commit { term: 1, number },
+        node: NodeId::new("near-1").unwrap(),
+        instances: instances.iter().map(instance).collect(),
+        queries: vec![],
+        peers: vec![],
+    }
+}
+
+fn is_ready(message: &AgentToCoordinator, number: u64) -> bool {
+    matches!(message, AgentToCoordinator::Applied { commit, instances, .. }
+        if commit.number == number && all_ready(instances))
+}
+
+fn all_ready(instances: &[InstanceStatus]) -> bool {
+    instances.iter().all(|i| i.state == InstanceState::Ready)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_joins_registers_and_survives_the_coordinators_absence() {
+    let coordinator = Coordinator::start();
+    let folder = tempfile::tempdir().unwrap();
+    let said = join(&coordinator, folder.path()).await;
+    assert!(said.contains("[ok]   transport"), "{said}");
+    assert!(said.contains("node near-1, tier near-edge"), "{said}");
+
+    let (_child, line) = run(folder.path()).await;
+    assert!(
+        line.starts_with("ready node=near-1 address=127.0.0.1:"),
+        "{line}"
+    );
+    let (registration, mut seat) = coordinator.registration().await;
+    assert_eq!(seat.node.as_str(), "near-1");
+    assert_eq!(registration.description.tier, Tier::NearEdge);
+    assert_eq!(registration.description.capacity.memory_mib, 256);
+    assert_eq!((registration.boot, registration.applied), (1, None));
+
+    seat.say(CoordinatorToAgent::Target(target(5, &[1, 2])))
+        .await;
+    let applied = seat.hear_until(|message| is_ready(message, 5)).await;
+    let AgentToCoordinator::Applied { instances, .. } = applied else {
+        unreachable!()
+    };
+    assert_eq!(instances.len(), 2);
+
+    // An older target changes nothing; a ping is answered.
+    seat.say(CoordinatorToAgent::Target(target(4, &[]))).await;
+    seat.say(CoordinatorToAgent::Ping(77)).await;
+    seat.hear_until(|message| *message == AgentToCoordinator::Pong(77))
+        .await;
+    let mut stream = seat
+        .session
+        .accept_uni(Deadline::after(PATIENCE))
+        .await
+        .unwrap();
+    let report: AgentReport = stream
+        .read_frame(1 << 20, Deadline::after(PATIENCE))
+        .await
+        .unwrap();
+    assert_eq!(report.applied.unwrap().number, 5);
+
+    // The coordinator restarts: the same processes still run, and the new session begins with them.
+    drop(seat);
+    drop(stream);
+    coordinator.restart().await;
+    let (again, mut seat) = coordinator.registration().await;
+    assert_eq!((again.boot, again.applied.unwrap().number), (1, 5));
+    let pids = |statuses: &[InstanceStatus]| -> Vec<_> {
+        statuses
+            .iter()
+            .map(|s| (s.instance, s.pid, s.restarts))
+            .collect()
+    };
+    assert_eq!(pids(&again.instances), pids(&instances));
+    seat.say(CoordinatorToAgent::Target(target(6, &[2]))).await;
+    let applied = seat.hear_until(|message| is_ready(message, 6)).await;
+    let AgentToCoordinator::Applied {
+        instances: fewer, ..
+    } = applied
+    else {
+        unreachable!()
+    };
+    assert_eq!(pids(&fewer), pids(&instances)[1..]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_starts_alone_runs_its_last_target() {
+    let coordinator = Coordinator::start();
+    let folder = tempfile::tempdir().unwrap();
+    join(&coordinator, folder.path()).await;
+    let (mut child, _) = run(folder.path()).await;
+    let (_, mut seat) = coordinator.registration().await;
+    seat.say(CoordinatorToAgent::Target(target(9, &[1]))).await;
+    seat.hear_until(|message| is_ready(message, 9)).await;
+
+    child.kill().await.unwrap();
+    drop(seat);
+    let (_child, _) = run(folder.path()).await;
+    // Nobody gives it a target in this life.
+    let (registration, mut seat) = coordinator.registration().await;
+    assert_eq!(registration.boot, 2);
+    assert_eq!(registration.applied.unwrap().number, 9);
+    if !all_ready(&registration.instances) {
+        seat.hear_until(|message| is_ready(message, 9)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_work_is_said_with_the_next_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = agent("run", folder.path()).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("has not joined a fleet; run: compass-agent join"),
+        "{said}"
+    );
+
+    let mut command = agent("join", folder.path());
+    command.args(["127.0.0.1:1", "--token", "nonsense", "--node", "near-1"]);
+    let output = command.output().await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("that is no join token"), "{said}");
+
+    let output = agent("sprint", folder.path()).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(64));
+}
