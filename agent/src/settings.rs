@@ -106,6 +106,9 @@ pub enum SettingsError {
     /// The file has a mistake.
     #[error(transparent)]
     File(#[from] compass_shared::spec::SpecError),
+    /// The current folder cannot be told.
+    #[error("the data folder cannot be located: {0}")]
+    Folder(#[from] std::io::Error),
     /// The speed makes no sense.
     #[error("an emulated speed lies between 0.01 and 1, not {0}")]
     Speed(f64),
@@ -138,10 +141,12 @@ impl Options {
             .or(file.listen)
             .unwrap_or_else(|| LISTEN_DEFAULT.parse().expect("a constant address"));
         Ok(AgentSettings {
-            data: self
-                .data
-                .or(file.data)
-                .unwrap_or_else(|| PathBuf::from(DATA_DEFAULT)),
+            // Absolute: workers have working directories of their own.
+            data: std::path::absolute(
+                self.data
+                    .or(file.data)
+                    .unwrap_or_else(|| PathBuf::from(DATA_DEFAULT)),
+            )?,
             listen,
             advertise: if self.advertise.is_empty() {
                 file.advertise
