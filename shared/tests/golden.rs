@@ -2,6 +2,12 @@
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p compass-shared --test golden` rewrites the file; do that only for messages no release has sent yet.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::too_many_lines,
+    reason = "samples of every message, written out"
+)]
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;

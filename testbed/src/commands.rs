@@ -104,7 +104,9 @@ fn run_role(arguments: RoleArguments) -> ExitCode {
         Role::Relay { config } => exit_code(relay::role::run(&config)),
         Role::App { config } => exit_code(demo::app::run(&config)),
         Role::Coordinator(passed) => compass_coordinator::main(passed.named("compass-coordinator")),
-        Role::Agent(passed) => compass_agent::main_within(passed.named("compass-agent"), &["role", "agent"]),
+        Role::Agent(passed) => {
+            compass_agent::main_within(passed.named("compass-agent"), &["role", "agent"])
+        }
         Role::Compass(passed) => compass_cli::main(passed.named("compass")),
     }
 }
