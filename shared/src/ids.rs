@@ -1,6 +1,6 @@
 //! Names and numbers that identify things.
 //!
-//! A name is text as people write it (`no`, `on`, `1.10` and `012` are names, not booleans or numbers); [`Name`] rules hold for all of them.
+//! A name is text as people write it (`no`, `on`, `1.10` and `012` are names, not booleans or numbers); the rules of [`check_name`] hold for all of them.
 
 use std::fmt;
 use std::str::FromStr;

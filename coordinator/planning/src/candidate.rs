@@ -1,7 +1,7 @@
 //! The plans worth considering for one query on today's fleet.
 //!
 //! Start at [`enumerate`]: every profiled configuration (with every setting of its filters) on every placement, predicted, held
-//! against the SLOs, and given the least shares that still meet them ([`trim`]). A [`Front`] is what an explorer proposes: the profile
+//! against the SLOs, and given the least shares that still meet them ([`trim()`]). A [`Front`] is what an explorer proposes: the profile
 //! from which candidates are made anew whenever the fleet changes, in milliseconds and without a trial.
 //!
 //! Deliberately absent: other queries (see [`crate::schedule`]), configurations nobody ran (see [`crate::search`]).

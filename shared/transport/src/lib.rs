@@ -1,7 +1,7 @@
 //! QUIC endpoints, identity, joining and authorisation: how Compass's processes reach and recognise each other.
 //!
 //! Start at [`Endpoint`]: bind it, [`Endpoint::accept`] authorised peers, [`Endpoint::connect`] to others. What comes
-//! out is a [`Session`] with typed streams ([`SendStream`], [`RecvStream`]); no peer becomes one before [`authorise`] has
+//! out is a [`Session`] with typed streams ([`SendStream`], [`RecvStream`]); no peer becomes one before [`authorise()`] has
 //! let it in and both hellos have been read. [`identity`] makes and keeps certificates, [`join`] gets the first one.
 //!
 //! Deliberately absent: what the messages mean (`compass_shared::wire`), who is a member of the fleet (the coordinator's

@@ -5,7 +5,7 @@
 //!
 //! - nothing feasible known: Pr[accuracy ≥ A] · Pr[latency ≤ L] · Pr[cost ≤ K], with a small term that ranks the hopeless by how far
 //!   off they are, so that a search without hope still moves towards what it can get;
-//! - else: Σ over scenarios of weight · Pr[feasible] · relative saving (1 where nothing is feasible yet), plus what a more cautious
+//! - else: Σ over scenarios of weight · Pr(feasible) · relative saving (1 where nothing is feasible yet), plus what a more cautious
 //!   configuration is worth as a refuge when the content changes.
 //!
 //! Scenarios are today's fleet, the same with degraded links out of the source's site, and the site alone: so a plan is at hand when

@@ -30,7 +30,7 @@ pub enum TraceCommand {
     },
     /// Read traces and print what they are
     Check {
-        /// Files: CSV with time_s,bandwidth_mbps[,rtt_ms]
+        /// Files: CSV with time_s,bandwidth_mbps and, if known, rtt_ms
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
