@@ -111,7 +111,7 @@ async fn a_rendered_scene_is_answered() {
     }
     let (answer, detector) = (answer_counts.f1(), detector_counts.f1());
     eprintln!("F1 of the detector {detector:.2}, of the answer {answer:.2}");
-    assert!(detector > 0.5, "{detector_counts:?}");
+    assert!(detector > 0.7, "{detector_counts:?}");
     // Tracking bridges flicker; it must not make up objects.
     assert!(
         answer > detector - 0.05,

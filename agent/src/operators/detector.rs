@@ -1,15 +1,13 @@
-//! Finds objects in a picture with a neural network; the layout of its input and output is `compass_shared::vision`'s.
+//! Finds objects in a picture with one of our own networks; the layout of its input and output is `compass_shared::vision`'s.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use compass_shared::evaluate::encode_detections;
 use compass_shared::vision::{CELL_PX, DecodeOptions, Detection, decode_center_head, standardise};
 use image::RgbImage;
-use rten::{Model, RunOptions, ThreadPool};
 use rten_tensor::prelude::*;
-use rten_tensor::{NdTensor, NdTensorView};
 
+use super::network::Network;
 use super::prepare::SIDE_STEP;
 use super::{Input, Operator, OperatorError, Produced, only, picture};
 
@@ -27,7 +25,7 @@ impl CenterDetector {
     /// others.
     pub(super) fn load(artifact: Option<&Path>) -> Result<Self, OperatorError> {
         let detector = Self {
-            network: Network::load(artifact)?,
+            network: Network::load(artifact, 1)?,
             options: DecodeOptions::default(),
         };
         let side = 16 * SIDE_STEP;
@@ -43,7 +41,8 @@ impl CenterDetector {
         let (width, height) = (picture.width() as usize, picture.height() as usize);
         let wrong = |e: compass_shared::vision::ShapeError| OperatorError::Model(e.to_string());
         let input = standardise(picture.as_raw(), width, height).map_err(wrong)?;
-        let output = self.network.run(&input, width, height)?;
+        let outputs = self.network.run::<4>([1, 3, height, width], &input)?;
+        let output = &outputs[0];
         let [_, planes, rows, columns] = output.shape();
         if planes <= BOX_PLANES || rows * CELL_PX != height || columns * CELL_PX != width {
             return Err(OperatorError::Model(format!(
@@ -68,87 +67,6 @@ impl Operator for CenterDetector {
             bytes: encode_detections(&detections),
         })
     }
-}
-
-/// A model with one picture in and one tensor out, on one thread: a share is a part of one core, and a second thread would only
-/// wait for the first.
-struct Network {
-    model: Model,
-    pool: Arc<ThreadPool>,
-}
-
-impl Network {
-    fn load(artifact: Option<&Path>) -> Result<Self, OperatorError> {
-        let path = artifact.ok_or_else(|| OperatorError::Model("none is given".to_owned()))?;
-        let bytes = std::fs::read(path)
-            .map_err(|e| OperatorError::Model(format!("{}: {e}", path.display())))?;
-        if !is_protobuf(&bytes) {
-            return Err(OperatorError::Model(
-                "the file is not a whole ONNX model".to_owned(),
-            ));
-        }
-        let model = Model::load(bytes).map_err(|e| OperatorError::Model(e.to_string()))?;
-        let (inputs, outputs) = (model.input_ids().len(), model.output_ids().len());
-        if (inputs, outputs) != (1, 1) {
-            return Err(OperatorError::Model(format!(
-                "it has {inputs} inputs and {outputs} outputs instead of one each"
-            )));
-        }
-        Ok(Self {
-            model,
-            pool: Arc::new(ThreadPool::with_num_threads(1)),
-        })
-    }
-
-    fn run(
-        &self,
-        planes: &[f32],
-        width: usize,
-        height: usize,
-    ) -> Result<NdTensor<f32, 4>, OperatorError> {
-        let input = NdTensorView::from_data([1, 3, height, width], planes);
-        let options = RunOptions::default().with_thread_pool(Some(Arc::clone(&self.pool)));
-        self.model
-            .run_one(input.into(), Some(options))
-            .map_err(|e| OperatorError::Model(e.to_string()))?
-            .try_into()
-            .map_err(|_| OperatorError::Model("its output has not four dimensions".to_owned()))
-    }
-}
-
-/// Whether the bytes are a sequence of whole protobuf fields, as an ONNX file is. The engine's reader is not asked before: a field
-/// longer than the file sends it backwards, and it reads for ever.
-fn is_protobuf(mut rest: &[u8]) -> bool {
-    fn varint(rest: &mut &[u8]) -> Option<u64> {
-        let mut value = 0_u64;
-        for shift in (0..64).step_by(7) {
-            let byte = *rest.split_off_first()?;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Some(value);
-            }
-        }
-        None
-    }
-    fn field(rest: &mut &[u8]) -> Option<()> {
-        let tag = varint(rest)?;
-        let length = match tag & 7 {
-            0 => return varint(rest).map(drop),
-            1 => 8,
-            2 => varint(rest)?,
-            5 => 4,
-            _ => return None,
-        };
-        // Field numbers begin at 1.
-        (tag > 7).then_some(())?;
-        rest.split_off(..usize::try_from(length).ok()?).map(drop)
-    }
-    while !rest.is_empty() {
-        if field(&mut rest).is_none() {
-            return false;
-        }
-    }
-    true
 }
 
 #[cfg(test)]

@@ -18,10 +18,12 @@ use crate::workers::protocol::{Knob, Start};
 mod describe;
 mod detector;
 mod memory;
+mod network;
 mod picture;
 mod prepare;
 mod responder;
 mod sampler;
+mod ssd;
 mod synthetic;
 mod tracker;
 
@@ -116,6 +118,7 @@ pub(crate) fn build(start: &Start) -> Result<Box<dyn Operator>, OperatorError> {
         },
         Some(Runtime::Onnx { head }) => match head.as_str() {
             "center-detector" => Box::new(detector::CenterDetector::load(artifact)?),
+            "ssd-detector" => Box::new(ssd::SsdDetector::load(artifact, &knobs)?),
             _ => return Err(OperatorError::Unknown(head.clone())),
         },
         Some(Runtime::Synthetic(model)) => {
