@@ -19,7 +19,7 @@ use crate::workers::{Output, Payload, ProcessError, Processed};
 use super::connection::{Arrival, Arrived, ConnectionId, Inbox};
 use super::core::{Core, Effect, Input, Job, JobEnd, JobId, Neighbour, SendId};
 use super::link::{LinkChange, LivenessStep};
-use super::neighbours::{LOST_FOR, Neighbours, Taken};
+use super::neighbours::{LOST_FOR, NEVER_FOR, Neighbours, Taken};
 use super::{Board, DataPlaneConfig, Operator, Tuning, peer_requests};
 
 /// Arrivals that may wait for the hub; beyond, the tasks that read connections wait, and with them their peers.
@@ -408,7 +408,10 @@ impl Hub {
                 let from = if holder == self.config.node {
                     Holder::Here(self.operators.get(&holder_instance).cloned())
                 } else {
-                    Holder::There(holder)
+                    // Without a connection the state is as good as gone: waiting for one would only age frames.
+                    let holder = Neighbour::Node(holder);
+                    let connection = self.neighbours.connection(&holder);
+                    Holder::There(connection.map(|connection| Arc::clone(&connection.session)))
                 };
                 self.move_state(from, query, operator, into, generation);
             }
@@ -451,7 +454,7 @@ impl Hub {
         generation: Generation,
     ) {
         let target = self.operators.get(&into).cloned();
-        let (commands, board) = (self.commands.clone(), Arc::clone(&self.board));
+        let commands = self.commands.clone();
         tokio::spawn(async move {
             let moved = tokio::time::timeout(STATE_WAIT, async {
                 let target = target.ok_or("its new instance is not ready")?;
@@ -460,8 +463,8 @@ impl Hub {
                         old.snapshot(&query).await.map_err(|e| e.to_string())?
                     }
                     Holder::Here(None) => return Err("its old instance is gone".to_owned()),
-                    Holder::There(node) => {
-                        let session = peer_requests::session_to(&board, &node).await?;
+                    Holder::There(None) => return Err("its old node is not connected".to_owned()),
+                    Holder::There(Some(session)) => {
                         let deadline = Deadline::after(STATE_WAIT);
                         let asked = (query.clone(), operator.clone());
                         let taken = peer_requests::take_state(
@@ -514,7 +517,12 @@ impl Hub {
         };
         let Some((counters, datagrams)) = line.counters() else {
             let is_missing = line.was_connected || line.is_routed;
-            if is_missing && !line.is_reported && now.since(line.lost_at) >= LOST_FOR {
+            let patience = if line.was_connected {
+                LOST_FOR
+            } else {
+                NEVER_FOR
+            };
+            if is_missing && !line.is_reported && now.since(line.lost_at) >= patience {
                 line.is_reported = true;
                 let peer = node.clone();
                 self.report(AgentEvent::PeerUnreachable { peer });
@@ -659,7 +667,7 @@ impl Hub {
 /// Who has an operator's state.
 enum Holder {
     Here(Option<Arc<dyn Operator>>),
-    There(NodeId),
+    There(Option<Arc<dyn Session>>),
 }
 
 fn job_end(operator: &OperatorId, processed: Result<Processed, ProcessError>) -> JobEnd {

@@ -37,6 +37,9 @@ const REDIAL: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 /// A neighbour without a connection for this long is reported as unreachable: as long as two pings take.
 pub(super) const LOST_FOR: Duration = Duration::from_millis(600);
 
+/// The same for one that was never connected: it may not have got its target yet.
+pub(super) const NEVER_FOR: Duration = Duration::from_secs(3);
+
 /// One neighbouring node.
 #[derive(Debug)]
 pub(super) struct PeerLine {

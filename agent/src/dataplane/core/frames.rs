@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use compass_shared::ids::{FrameId, Generation, QueryId};
 use compass_shared::model::outcome::Outcome;
+use compass_shared::model::plan::QueryTarget;
 use compass_shared::time::Moment;
 use compass_shared::wire::v1::{FrameHeader, HopControl};
 
@@ -356,12 +357,19 @@ impl Core {
         self.forget_ended();
     }
 
-    /// Frames whose query is gone end as rejected.
+    /// Frames whose query is gone end as rejected, and so do those of an app that has been replaced by another one: it numbers its
+    /// frames from the start again, so that nothing may be remembered of the old ones.
     pub(super) fn drop_withdrawn(&mut self, before: &Routes) {
+        let is_other = |query: &QueryTarget| {
+            let now = self.routes.query(&query.query);
+            now.is_none_or(|now| {
+                query.app_fingerprint.is_some() && now.app_fingerprint != query.app_fingerprint
+            })
+        };
         let gone: Vec<_> = before
             .queries()
-            .filter(|q| self.routes.query(&q.query).is_none())
-            .map(|q| q.query.clone())
+            .filter(|query| is_other(query))
+            .map(|query| query.query.clone())
             .collect();
         for query in gone {
             let works: Vec<(FrameKey, Reader)> = self
@@ -373,6 +381,7 @@ impl Core {
             for (key, reader) in works {
                 self.end(&key, &reader, Outcome::Rejected);
             }
+            self.ended.retain(|((of, _), _), _| *of != query);
         }
     }
 

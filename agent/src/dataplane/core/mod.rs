@@ -251,7 +251,7 @@ pub struct Limits {
     pub unknown_deadline: Duration,
     /// How many ended frames are remembered, so that a duplicate is answered and not run again.
     pub remembered: usize,
-    /// How long they are at most remembered: an app that starts anew counts its frames from one again.
+    /// How long they are at most remembered: by then a duplicate has expired.
     pub remembered_for: Duration,
     /// Sendings of one hop before it counts as having no room.
     pub attempts: u16,

@@ -320,3 +320,33 @@ fn what_is_stuck_in_a_bad_link_goes_the_new_way() {
     let expected = (Neighbour::Node(node("metro")), Generation(2), 1);
     assert_eq!(again, Some(expected), "{switched:?}");
 }
+
+#[test]
+fn another_app_may_use_the_frame_numbers_of_the_one_before() {
+    let routes = [route(1, &[("a", &[], "edge")])];
+    let mut core = core_with("edge", &routes);
+    let app = Neighbour::App(query());
+    core.handle(Moment(1), Input::Connected(app.clone()));
+    let mut first = target("edge", 2, &routes);
+    first.queries[0].app_fingerprint = Some(compass_shared::ids::Digest::of(b"first"));
+    core.handle(Moment(1), Input::Target(Box::new(first.clone())));
+    let effects = frame(&mut core, &app, header(1, None, None, 0));
+    let job = effects.iter().find_map(|effect| match effect {
+        Effect::Run(job) => Some(job.id),
+        _ => None,
+    });
+    let end = JobEnd::Skipped;
+    core.handle(
+        Moment(1),
+        Input::Finished {
+            job: job.unwrap(),
+            end,
+        },
+    );
+    let known = frame(&mut core, &app, header(1, None, None, 0));
+    assert_eq!(ends(&known), [Outcome::Skipped]);
+    let mut second = first;
+    second.queries[0].app_fingerprint = Some(compass_shared::ids::Digest::of(b"second"));
+    core.handle(Moment(1), Input::Target(Box::new(second)));
+    assert_eq!(jobs(&frame(&mut core, &app, header(1, None, None, 0))), 1);
+}
