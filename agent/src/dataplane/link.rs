@@ -22,6 +22,12 @@ mod tests;
 /// Longest wait for the report of a probe train.
 const PROBE_PATIENCE: Duration = Duration::from_secs(3);
 
+/// Smallest probe train: two packets, or there is nothing to time.
+const PROBE_BYTES_MIN: u64 = 2400;
+
+/// Longest rest between probe trains on a degraded link, however narrow it is: recovery must be found within a minute.
+const PROBE_REST_MAX: Duration = Duration::from_secs(20);
+
 /// Bounds and thresholds of link measurement, each with its reason.
 #[derive(Debug, Clone, Copy)]
 pub struct LinkPolicy {
@@ -47,6 +53,11 @@ pub struct LinkPolicy {
     pub probe_idle: Duration,
     /// Probe trains at first contact: the congestion window opens on the first.
     pub probes_first: u32,
+    /// Longest time a probe train may take at the rate last known, and the part of that rate all trains may use: probing must
+    /// not be what keeps a narrow link from carrying control messages.
+    pub probe_takes: Duration,
+    /// See `probe_takes`.
+    pub probe_budget: f64,
     /// Bytes that may be under way while the capacity is not known.
     pub window_unknown: u64,
 }
@@ -65,6 +76,8 @@ impl Default for LinkPolicy {
             probe_degraded: Duration::from_secs(3),
             probe_idle: Duration::from_secs(20),
             probes_first: 3,
+            probe_takes: Duration::from_millis(150),
+            probe_budget: 0.03,
             window_unknown: 64 << 10,
         }
     }
@@ -265,7 +278,11 @@ impl LinkEstimator {
         let bytes = if is_first && gap(self.policy.slice * 2) {
             self.policy.probe_first_bytes
         } else if is_confirming || is_due || is_stale {
-            self.policy.probe_bytes
+            let (bytes, rest) = self.affordable_probe();
+            if !gap(rest) {
+                return None;
+            }
+            bytes
         } else {
             return None;
         };
@@ -276,6 +293,23 @@ impl LinkEstimator {
         self.probe.last = Some(now);
         self.probe.outstanding = Some((now, bytes));
         Some(bytes)
+    }
+
+    /// Size of a probe train within the budget, and the rest that has to follow the last one.
+    fn affordable_probe(&self) -> (u64, Duration) {
+        let Some(rate) = self.rate().filter(|rate| *rate > 0.0) else {
+            return (self.policy.probe_bytes, Duration::ZERO);
+        };
+        let fits = (rate / 8.0 * self.policy.probe_takes.as_secs_f64()) as u64;
+        let bytes = fits.clamp(
+            PROBE_BYTES_MIN,
+            self.policy.probe_bytes.max(PROBE_BYTES_MIN),
+        );
+        let rest = bytes as f64 * 8.0 / (rate * self.policy.probe_budget);
+        (
+            bytes,
+            Duration::from_secs_f64(rest.min(PROBE_REST_MAX.as_secs_f64())),
+        )
     }
 
     /// The neighbour's report of a probe train: time between its first and last part there.
