@@ -17,7 +17,7 @@ use compass_shared::time::ms;
 use compass_shared::units::Millicores;
 use serde::{Deserialize, Serialize};
 
-use crate::predict::{Context, Known, Latency, Model, cost_cap_usd_per_h, known};
+use crate::predict::{Context, Fleet, Known, Latency, Model, Prepared, cost_cap_usd_per_h, known};
 use crate::profile::{ConfigurationRow, QueryProfile, Truth};
 use crate::space::{Placement, Point, Space, is_filter, pass_fraction, placements};
 
@@ -228,23 +228,22 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    fn reject(&mut self, rejected: Rejected) {
-        let name = rejected.reason.name();
+    /// Counts a combination as ruled out, and keeps it where it tells more than what is kept. Most do not, so what is kept is made only
+    /// then.
+    fn reject(&mut self, reason: &Reason, cost: f64, make: impl Fn() -> Rejected) {
+        let name = reason.name();
         *self.rejected_by.entry(name).or_default() += 1;
         let is_nearer = self
             .nearest
             .as_ref()
-            .is_none_or(|n| rejected.reason.gap() < n.reason.gap());
+            .is_none_or(|n| reason.gap() < n.reason.gap());
         if is_nearer {
-            self.nearest = Some(rejected.clone());
+            self.nearest = Some(make());
         }
         match self.rejected.iter_mut().find(|r| r.reason.name() == name) {
-            None => self.rejected.push(rejected),
-            Some(kept) => {
-                if rejected.expected.cost_usd_per_h < kept.expected.cost_usd_per_h {
-                    *kept = rejected;
-                }
-            }
+            None => self.rejected.push(make()),
+            Some(kept) if cost < kept.expected.cost_usd_per_h => *kept = make(),
+            Some(_) => {}
         }
     }
 }
@@ -261,10 +260,20 @@ struct Survivor {
 /// Everything feasible for the query on the fleet of the context, trimmed.
 pub fn enumerate(context: &Context<'_>, space: &Space, front: &Front) -> Candidates {
     let placements = placements(context.query, context.cluster);
+    let used: std::collections::BTreeSet<&NodeId> = placements.iter().flat_map(|p| &p.0).collect();
+    let Ok(fleet) = Fleet::new(context, used) else {
+        return Candidates::default();
+    };
+    let positions: Vec<Vec<usize>> = placements
+        .iter()
+        .filter_map(|p| fleet.positions(p))
+        .collect();
     let mut survey = Survey {
         context,
         space,
+        fleet: &fleet,
         placements: &placements,
+        positions: &positions,
         all: Candidates::default(),
         survivors: Vec::new(),
     };
@@ -313,7 +322,14 @@ pub fn enumerate(context: &Context<'_>, space: &Space, front: &Front) -> Candida
             continue;
         }
         taken += 1;
-        finish(context, space, survivor, &placements, &mut all);
+        finish(
+            &fleet,
+            context,
+            space,
+            survivor,
+            (&placements, &positions),
+            &mut all,
+        );
     }
     order(&mut all.feasible, front.preference);
     thin(&mut all.feasible);
@@ -359,7 +375,9 @@ impl Setting {
 struct Survey<'a> {
     context: &'a Context<'a>,
     space: &'a Space,
+    fleet: &'a Fleet<'a>,
     placements: &'a [Placement],
+    positions: &'a [Vec<usize>],
     all: Candidates,
     survivors: Vec<Survivor>,
 }
@@ -373,12 +391,13 @@ impl Survey<'_> {
         let Ok(known) = known(context, &row.configuration, &prefixes) else {
             return;
         };
-        for (index, placement) in self.placements.iter().enumerate() {
+        let prepared = Prepared::new(self.fleet, &setting.configuration, &known);
+        for (index, positions) in self.positions.iter().enumerate() {
             self.all.considered += 1;
-            let Ok(model) = Model::new(context, &setting.configuration, &known, placement) else {
+            let Ok(model) = prepared.model(positions) else {
                 continue;
             };
-            let full = trim::full_shares(context, placement);
+            let full = trim::full_shares(&model);
             let latency = model.latency(&full);
             let cost_least = model.cost_usd_per_h(&trim::least_shares(context, &model));
             let expected = Expectation {
@@ -397,10 +416,10 @@ impl Survey<'_> {
                 &full,
             );
             match worst {
-                Some(reason) => self.all.reject(Rejected {
+                Some(reason) => self.all.reject(&reason, cost_least, || Rejected {
                     configuration: setting.configuration.clone(),
-                    placement: placement.clone(),
-                    reason,
+                    placement: self.placements[index].clone(),
+                    reason: reason.clone(),
                     expected,
                 }),
                 None => self.survivors.push(Survivor {
@@ -422,7 +441,10 @@ fn accuracy(
     row: &ConfigurationRow,
     configuration: &PipelineConfiguration,
 ) -> Option<Estimate> {
-    match row.accuracy(answer_interval(context, configuration)) {
+    match context
+        .profile
+        .accuracy(row, answer_interval(context, configuration))
+    {
         Some(estimate) => Some(estimate),
         None if front.preference == Preference::Safest => None,
         // Nothing known is not taken for anything.
@@ -552,10 +574,11 @@ fn sort(survivors: &mut [Survivor], preference: Preference) {
 
 /// Trims a survivor's shares and files it as feasible or rejected.
 fn finish(
+    fleet: &Fleet<'_>,
     context: &Context<'_>,
     space: &Space,
     survivor: &Survivor,
-    placements: &[Placement],
+    (placements, positions): (&[Placement], &[Vec<usize>]),
     all: &mut Candidates,
 ) {
     let configuration = space.configuration(&survivor.point);
@@ -567,7 +590,8 @@ fn finish(
     let Ok(known) = known(context, &configuration, &prefixes) else {
         return;
     };
-    let Ok(model) = Model::new(context, &configuration, &known, placement) else {
+    let prepared = Prepared::new(fleet, &configuration, &known);
+    let Ok(model) = prepared.model(&positions[survivor.placement]) else {
         return;
     };
     match trim(context, &model, placement) {
@@ -580,11 +604,11 @@ fn finish(
             survivor,
         )),
         Err(reason) => {
-            let full = trim::full_shares(context, placement);
-            all.reject(Rejected {
-                configuration,
+            let full = trim::full_shares(&model);
+            all.reject(&reason, survivor.cost_least, || Rejected {
+                configuration: configuration.clone(),
                 placement: placement.clone(),
-                reason,
+                reason: reason.clone(),
                 expected: Expectation {
                     latency_ms: model.latency(&full).at_percentile,
                     accuracy: survivor.accuracy,
@@ -742,7 +766,11 @@ pub fn assess(
     let cost = model.cost_usd_per_h(&shares);
     let row = context.profile.configuration(&normalised);
     let judged = row.filter(|r| r.truth != Truth::Unknown);
-    let accuracy = judged.and_then(|r| r.accuracy(answer_interval(context, &configuration)));
+    let accuracy = judged.and_then(|r| {
+        context
+            .profile
+            .accuracy(r, answer_interval(context, &configuration))
+    });
     let expected = Expectation {
         latency_ms: latency.at_percentile,
         accuracy: accuracy.unwrap_or(unknown_accuracy(space.caution(&point))),

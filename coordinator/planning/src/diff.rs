@@ -11,6 +11,7 @@ use std::fmt;
 use compass_shared::ids::{Generation, InstanceId, NodeId, OperatorId, QueryId};
 use compass_shared::model::cluster::{Cluster, Resources};
 use compass_shared::model::plan::{Assignment, NodeTarget, OperatorPlan, QueryPlan};
+use compass_shared::units::Millicores;
 
 /// One step.
 #[derive(Debug, Clone, PartialEq)]
@@ -212,25 +213,37 @@ fn instances(assignment: &Assignment) -> BTreeMap<Key, Part> {
     found
 }
 
-/// Need per node while old and new run beside each other: an instance of both counts once, with its larger share.
+/// The least need per node while old and new run beside each other: memory and GPU of both; of CPU most of the share of those that get
+/// new frames (the old ones before the switch, the new ones after it) and a little for the others.
 fn together<'a>(
     old: &'a BTreeMap<Key, Part>,
     new: &'a BTreeMap<Key, Part>,
 ) -> BTreeMap<&'a NodeId, Resources> {
-    let mut need: BTreeMap<&NodeId, Resources> = BTreeMap::new();
+    let floor = crate::targets::SHARE_FLOOR.0;
+    let mut need: BTreeMap<&NodeId, (Resources, u32, u32)> = BTreeMap::new();
     let keys: BTreeSet<&Key> = old.keys().chain(new.keys()).collect();
     for key in keys {
         let share = |side: &BTreeMap<Key, Part>| side.get(key).map(|p| p.share).unwrap_or_default();
         let (a, b) = (share(old), share(new));
-        let larger = Resources {
-            cpu: a.cpu.max(b.cpu),
-            memory_mib: a.memory_mib.max(b.memory_mib),
-            gpu_percent: a.gpu_percent.max(b.gpu_percent),
+        let (total, before, after) = need.entry(&key.0).or_default();
+        total.memory_mib += a.memory_mib.max(b.memory_mib);
+        total.gpu_percent += a.gpu_percent.max(b.gpu_percent);
+        let firm = |cpu: u32| (f64::from(cpu) * crate::targets::FIRM_PART).ceil() as u32;
+        *before += match a.cpu.0 {
+            0 => b.cpu.0.min(floor),
+            cpu => firm(cpu),
         };
-        let total = need.entry(&key.0).or_default();
-        *total = total.plus(&larger);
+        *after += match b.cpu.0 {
+            0 => a.cpu.0.min(floor),
+            cpu => firm(cpu),
+        };
     }
-    need
+    need.into_iter()
+        .map(|(node, (mut total, before, after))| {
+            total.cpu = Millicores(before.max(after));
+            (node, total)
+        })
+        .collect()
 }
 
 /// Nodes on which the instances of these targets need more than the node has.

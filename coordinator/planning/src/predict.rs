@@ -243,14 +243,16 @@ fn work(times: &Moments, ratio: f64, doubt: f64, measured: bool) -> Work {
 }
 
 /// Data that leaves one node for another under a plan.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Hop {
+#[derive(Debug, Clone, Copy)]
+pub struct Hop<'a> {
     /// Position of the operator whose output travels; `None` for the app's frames.
     pub output_of: Option<usize>,
     /// Sender.
-    pub from: NodeId,
+    pub from: &'a NodeId,
     /// Receiver.
-    pub to: NodeId,
+    pub to: &'a NodeId,
+    /// The path.
+    pub link: &'a Link,
     /// Bytes per frame.
     pub bytes: f64,
     /// Frames per second.
@@ -259,25 +261,280 @@ pub struct Hop {
     variance: f64,
 }
 
-impl Hop {
+impl Hop<'_> {
     /// Bits per second it needs.
     pub fn demand_bps(&self) -> f64 {
         self.bytes * 8.0 * self.rate_hz
     }
 }
 
+/// The nodes some placements use, looked up once for all predictions among them.
+pub struct Fleet<'a> {
+    context: Context<'a>,
+    ids: Vec<&'a NodeId>,
+    descriptions: Vec<&'a NodeDescription>,
+    /// From each to each, row by row; `None` where there is no link.
+    links: Vec<Option<&'a Link>>,
+    entry: usize,
+    quantile: f64,
+}
+
+impl<'a> Fleet<'a> {
+    /// Looks up these nodes, and the query's entry node.
+    ///
+    /// # Errors
+    /// When one of them is not known.
+    pub fn new<'n>(
+        context: &Context<'a>,
+        nodes: impl IntoIterator<Item = &'n NodeId>,
+    ) -> Result<Self, Unpredictable> {
+        let mut wanted: Vec<&NodeId> = nodes.into_iter().collect();
+        wanted.push(&context.query.entry);
+        wanted.sort();
+        wanted.dedup();
+        let mut ids = Vec::with_capacity(wanted.len());
+        let mut descriptions = Vec::with_capacity(wanted.len());
+        for id in wanted {
+            let (id, node) = context
+                .cluster
+                .nodes
+                .get_key_value(id)
+                .ok_or_else(|| Unpredictable::NoNode(id.clone()))?;
+            ids.push(id);
+            descriptions.push(&node.description);
+        }
+        let mut links = vec![None; ids.len() * ids.len()];
+        for (from, from_id) in ids.iter().enumerate() {
+            for (to, to_id) in ids.iter().enumerate() {
+                if from != to {
+                    let pair = ((*from_id).clone(), (*to_id).clone());
+                    links[from * ids.len() + to] = context.cluster.links.get(&pair);
+                }
+            }
+        }
+        let entry = ids
+            .iter()
+            .position(|id| **id == context.query.entry)
+            .expect("the entry node was looked up");
+        Ok(Self {
+            context: *context,
+            ids,
+            descriptions,
+            links,
+            entry,
+            quantile: standard_normal_quantile(percentile_of(context.query) / 100.0),
+        })
+    }
+
+    /// A placement as positions among these nodes; `None` when it uses another one.
+    pub fn positions(&self, placement: &Placement) -> Option<Vec<usize>> {
+        placement
+            .0
+            .iter()
+            .map(|id| self.ids.binary_search(&id).ok())
+            .collect()
+    }
+
+    fn link(&self, from: usize, to: usize) -> Result<&'a Link, Unpredictable> {
+        self.links[from * self.ids.len() + to]
+            .ok_or_else(|| Unpredictable::NoLink(self.ids[from].clone(), self.ids[to].clone()))
+    }
+}
+
+/// A configuration on a fleet: everything that does not depend on the placement.
+pub struct Prepared<'f, 'a> {
+    fleet: &'f Fleet<'a>,
+    /// Per operator and node.
+    work: Vec<Option<Work>>,
+    /// Frames per second that reach each operator.
+    rates: Vec<f64>,
+    /// Size of each operator's output.
+    bytes: Vec<f64>,
+    /// Positions of each operator's inputs.
+    inputs: Vec<Vec<usize>>,
+    result_hz: f64,
+}
+
+impl<'f, 'a> Prepared<'f, 'a> {
+    /// Prepares a configuration; `known` comes from [`known`] for the same one.
+    pub fn new(
+        fleet: &'f Fleet<'a>,
+        configuration: &PipelineConfiguration,
+        known: &[Known<'_>],
+    ) -> Self {
+        let context = &fleet.context;
+        let operators = &context.query.pipeline.operators;
+        let mut rates: Vec<f64> = Vec::with_capacity(operators.len());
+        let mut passed: Vec<f64> = Vec::with_capacity(operators.len());
+        let mut inputs = Vec::with_capacity(operators.len());
+        let mut work = Vec::with_capacity(operators.len() * fleet.ids.len());
+        for (position, operator) in operators.iter().enumerate() {
+            let sources: Vec<usize> = operator
+                .inputs
+                .iter()
+                .filter_map(|id| context.query.pipeline.position(id))
+                .collect();
+            let rate = sources
+                .iter()
+                .map(|source| rates[*source] * passed[*source])
+                .fold(context.rate_hz, f64::min);
+            rates.push(rate);
+            passed.push(passed_part(context, configuration, known, position));
+            inputs.push(sources);
+            work.extend(
+                fleet
+                    .descriptions
+                    .iter()
+                    .map(|node| known[position].on(node, context.settings)),
+            );
+        }
+        let last = operators.len() - 1;
+        Self {
+            fleet,
+            work,
+            result_hz: rates[last] * passed[last],
+            bytes: (0..operators.len())
+                .map(|position| output_bytes(context, known, position))
+                .collect(),
+            rates,
+            inputs,
+        }
+    }
+
+    /// The model of a placement, given as positions (see [`Fleet::positions`]).
+    ///
+    /// # Errors
+    /// When a link is missing or an operator's time is not known.
+    pub fn model(&self, placement: &[usize]) -> Result<Model<'a>, Unpredictable> {
+        let fleet = self.fleet;
+        let context = &fleet.context;
+        let operators = &context.query.pipeline.operators;
+        let mut model = Model {
+            context: *context,
+            stages: Vec::with_capacity(operators.len()),
+            inputs: Vec::with_capacity(operators.len()),
+            hops: Vec::with_capacity(4),
+            first_hop: None,
+            last_hop: None,
+            egress_usd_per_h: 0.0,
+            quantile: fleet.quantile,
+            result_hz: self.result_hz,
+        };
+        for (position, operator) in operators.iter().enumerate() {
+            let node = placement[position];
+            let work = self.work[position * fleet.ids.len() + node]
+                .ok_or_else(|| Unpredictable::NotMeasured(operator.id.clone()))?;
+            let rate_hz = self.rates[position];
+            let first_input = model.inputs.len();
+            for source in &self.inputs[position] {
+                let bytes = self.bytes[*source];
+                let hop = self.hop(
+                    &mut model,
+                    Some(*source),
+                    (placement[*source], node),
+                    bytes,
+                    rate_hz,
+                )?;
+                model.inputs.push((*source, hop));
+            }
+            if operator.inputs.is_empty() {
+                let bytes = context.profile.input_bytes;
+                model.first_hop =
+                    self.hop(&mut model, None, (fleet.entry, node), bytes, rate_hz)?;
+            }
+            let description = fleet.descriptions[node];
+            let prices = &context.cluster.prices.core_hour;
+            model.stages.push(Stage {
+                work,
+                rate_hz,
+                inputs: first_input..model.inputs.len(),
+                core_price: prices.get(&description.tier).copied().unwrap_or(0.0),
+                capacity: description.capacity.cpu,
+            });
+        }
+        let last = operators.len() - 1;
+        model.last_hop = self.hop(
+            &mut model,
+            Some(last),
+            (placement[last], fleet.entry),
+            self.bytes[last],
+            self.result_hz,
+        )?;
+        Ok(model)
+    }
+
+    /// Adds the hop between two nodes and gives its index; `None` on one node.
+    fn hop(
+        &self,
+        model: &mut Model<'a>,
+        output_of: Option<usize>,
+        (from, to): (usize, usize),
+        bytes: f64,
+        rate_hz: f64,
+    ) -> Result<Option<usize>, Unpredictable> {
+        if from == to {
+            return Ok(None);
+        }
+        let fleet = self.fleet;
+        let link = fleet.link(from, to)?;
+        let (mean_ms, variance) = hop_time(link, bytes, rate_hz, fleet.context.settings);
+        if fleet.descriptions[from].site != fleet.descriptions[to].site {
+            let gigabytes_per_h = bytes * rate_hz * 3600.0 / 1e9;
+            model.egress_usd_per_h += gigabytes_per_h * fleet.context.cluster.prices.egress_gb;
+        }
+        model.hops.push(Hop {
+            output_of,
+            from: fleet.ids[from],
+            to: fleet.ids[to],
+            link,
+            bytes,
+            rate_hz,
+            mean_ms,
+            variance,
+        });
+        Ok(Some(model.hops.len() - 1))
+    }
+}
+
+/// Part of the frames that reach an operator which it passes on.
+fn passed_part(
+    context: &Context<'_>,
+    configuration: &PipelineConfiguration,
+    known: &[Known<'_>],
+    position: usize,
+) -> f64 {
+    let operator = &context.query.pipeline.operators[position];
+    let entry = context.catalogue.0.get(&operator.kind);
+    if entry.is_some_and(is_filter) {
+        let own = configuration.of(&operator.id);
+        return own
+            .and_then(|c| pass_fraction(c, context.rate_hz))
+            .unwrap_or(1.0);
+    }
+    let passed = &known[position].row.passed;
+    if passed.count == 0 {
+        1.0
+    } else {
+        passed.mean.clamp(0.0, 1.0)
+    }
+}
+
 struct Stage {
     work: Work,
     rate_hz: f64,
-    inputs: Vec<(usize, Option<usize>)>,
+    /// Which of the model's inputs are its.
+    inputs: std::ops::Range<usize>,
     core_price: f64,
+    capacity: Millicores,
 }
 
 /// The latency model of one configuration on one placement; shares are still open.
 pub struct Model<'a> {
     context: Context<'a>,
     stages: Vec<Stage>,
-    hops: Vec<Hop>,
+    /// Source operator and hop, if they are on different nodes.
+    inputs: Vec<(usize, Option<usize>)>,
+    hops: Vec<Hop<'a>>,
     first_hop: Option<usize>,
     last_hop: Option<usize>,
     egress_usd_per_h: f64,
@@ -301,7 +558,7 @@ pub struct Latency {
 }
 
 impl<'a> Model<'a> {
-    /// Prepares predictions for a configuration on a placement. `known` comes from [`known`] for the same configuration.
+    /// The model of one configuration on one placement; for many of them prepare a [`Fleet`] once.
     ///
     /// # Errors
     /// When a node or link is missing or an operator's time is not known.
@@ -311,135 +568,19 @@ impl<'a> Model<'a> {
         known: &[Known<'_>],
         placement: &Placement,
     ) -> Result<Self, Unpredictable> {
-        let pipeline = &context.query.pipeline;
-        let mut model = Self {
-            context: *context,
-            stages: Vec::with_capacity(pipeline.operators.len()),
-            hops: Vec::new(),
-            first_hop: None,
-            last_hop: None,
-            egress_usd_per_h: 0.0,
-            quantile: standard_normal_quantile(percentile_of(context.query) / 100.0),
-            result_hz: context.rate_hz,
-        };
-        for (position, operator) in pipeline.operators.iter().enumerate() {
-            let node = &placement.0[position];
-            let description = &context
-                .cluster
-                .nodes
-                .get(node)
-                .ok_or_else(|| Unpredictable::NoNode(node.clone()))?
-                .description;
-            let work = known[position]
-                .on(description, context.settings)
-                .ok_or_else(|| Unpredictable::NotMeasured(operator.id.clone()))?;
-            let mut rate_hz = context.rate_hz;
-            let mut inputs = Vec::new();
-            for input in &operator.inputs {
-                let Some(source) = pipeline.position(input) else {
-                    continue;
-                };
-                rate_hz = rate_hz
-                    .min(model.stages[source].rate_hz * model.passed(configuration, known, source));
-                let hop = model.hop(
-                    Some(source),
-                    &placement.0[source],
-                    node,
-                    output_bytes(context, known, source),
-                    rate_hz,
-                )?;
-                inputs.push((source, hop));
-            }
-            if operator.inputs.is_empty() {
-                let bytes = context.profile.input_bytes;
-                model.first_hop = model.hop(None, &context.query.entry, node, bytes, rate_hz)?;
-            }
-            let core_price = context
-                .cluster
-                .prices
-                .core_hour
-                .get(&description.tier)
-                .copied()
-                .unwrap_or(0.0);
-            model.stages.push(Stage {
-                work,
-                rate_hz,
-                inputs,
-                core_price,
-            });
-        }
-        let last = pipeline.operators.len() - 1;
-        model.result_hz = model.stages[last].rate_hz * model.passed(configuration, known, last);
-        let (sink, bytes) = (&placement.0[last], known[last].row.bytes_out.mean);
-        model.last_hop = model.hop(
-            Some(last),
-            sink,
-            &context.query.entry,
-            bytes,
-            model.result_hz,
-        )?;
-        Ok(model)
+        let fleet = Fleet::new(context, &placement.0)?;
+        let positions = fleet
+            .positions(placement)
+            .expect("every node of the placement was looked up");
+        Prepared::new(&fleet, configuration, known).model(&positions)
     }
 
-    fn passed(
-        &self,
-        configuration: &PipelineConfiguration,
-        known: &[Known<'_>],
-        position: usize,
-    ) -> f64 {
-        let operator = &self.context.query.pipeline.operators[position];
-        let filter = self
-            .context
-            .catalogue
-            .0
-            .get(&operator.kind)
-            .is_some_and(is_filter);
-        if filter {
-            let own = configuration.of(&operator.id);
-            return own
-                .and_then(|c| pass_fraction(c, self.context.rate_hz))
-                .unwrap_or(1.0);
-        }
-        let passed = &known[position].row.passed;
-        if passed.count == 0 {
-            1.0
-        } else {
-            passed.mean.clamp(0.0, 1.0)
-        }
-    }
-
-    /// Adds the hop between two nodes and gives its index; `None` on one node.
-    fn hop(
-        &mut self,
-        output_of: Option<usize>,
-        from: &NodeId,
-        to: &NodeId,
-        bytes: f64,
-        rate_hz: f64,
-    ) -> Result<Option<usize>, Unpredictable> {
-        if from == to {
-            return Ok(None);
-        }
-        let cluster = self.context.cluster;
-        let link = cluster
-            .links
-            .get(&(from.clone(), to.clone()))
-            .ok_or_else(|| Unpredictable::NoLink(from.clone(), to.clone()))?;
-        let (mean_ms, variance) = hop_time(link, bytes, rate_hz, self.context.settings);
-        let site = |id: &NodeId| cluster.nodes.get(id).map(|n| &n.description.site);
-        if site(from) != site(to) {
-            self.egress_usd_per_h += bytes * rate_hz * 3600.0 / 1e9 * cluster.prices.egress_gb;
-        }
-        self.hops.push(Hop {
-            output_of,
-            from: from.clone(),
-            to: to.clone(),
-            bytes,
-            rate_hz,
-            mean_ms,
-            variance,
-        });
-        Ok(Some(self.hops.len() - 1))
+    /// The most each operator can use of its node: a core, or the node if it has less.
+    pub fn full_shares(&self) -> Vec<Millicores> {
+        self.stages
+            .iter()
+            .map(|stage| Millicores(stage.capacity.0.min(1000)))
+            .collect()
     }
 
     /// Time of an operator at a share: mean, variance and relative doubt. More share never gives more.
@@ -496,8 +637,7 @@ impl<'a> Model<'a> {
             let start = if stage.inputs.is_empty() {
                 hop(app, self.first_hop)
             } else {
-                stage
-                    .inputs
+                self.inputs[stage.inputs.clone()]
                     .iter()
                     .map(|(source, index)| hop(reached[*source], *index))
                     .max_by(|a, b| a.mean.total_cmp(&b.mean))
@@ -559,17 +699,16 @@ impl<'a> Model<'a> {
     }
 
     /// Data between nodes.
-    pub fn hops(&self) -> &[Hop] {
+    pub fn hops(&self) -> &[Hop<'a>] {
         &self.hops
     }
 
     /// A hop that needs more than its link may carry, with the part of the usable rate it needs; the worst one.
-    pub fn overloaded_hop(&self) -> Option<(&Hop, f64)> {
+    pub fn overloaded_hop(&self) -> Option<(&Hop<'a>, f64)> {
         self.hops
             .iter()
             .map(|hop| {
-                let link = &self.context.cluster.links[&(hop.from.clone(), hop.to.clone())];
-                let usable = usable_bps(link, self.context.settings);
+                let usable = usable_bps(hop.link, self.context.settings);
                 (hop, hop.demand_bps() / usable.max(1.0))
             })
             .filter(|(_, part)| *part > 1.0)

@@ -206,6 +206,9 @@ pub struct QueryProfile {
     pub content_epoch: u32,
     /// What live answers showed beyond the prediction, in ms (end to end, may be negative).
     pub latency_bias_ms: f64,
+    /// What the app measured below what samples had promised of the same configuration (0 or negative): samples, or the golden
+    /// configuration as the truth, flatter.
+    pub accuracy_bias: f64,
 }
 
 /// The key of a configuration's row.
@@ -282,6 +285,17 @@ impl QueryProfile {
                 truth: Truth::Unknown,
                 failed: None,
             })
+    }
+
+    /// The accuracy to believe of a normalised configuration when every `interval`-th frame is answered; `None` while nothing was judged.
+    pub fn accuracy(&self, row: &ConfigurationRow, interval: f64) -> Option<Estimate> {
+        let mut estimate = row.accuracy(interval)?;
+        if row.truth != Truth::Unjudged {
+            for value in [&mut estimate.value, &mut estimate.low, &mut estimate.high] {
+                *value = (*value + self.accuracy_bias).clamp(0.0, 1.0);
+            }
+        }
+        Some(estimate)
     }
 
     /// Forgets every score (the content has changed) and keeps times, sizes and failures.

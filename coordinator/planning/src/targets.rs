@@ -2,7 +2,8 @@
 //!
 //! Start at [`node_targets`]. A node's target holds the instances it runs (the shares of all queries an instance serves added up; of
 //! several generations of one query the larger), the routes of every generation that may still be in flight, and the keys of its
-//! neighbours. The content depends on the plans alone, in a fixed order, so that equal plans give equal targets.
+//! neighbours. While two generations overlap and a node has not enough CPU for both, the other one, which only loads a model or finishes the
+//! frames it has, makes do with what the one that gets new frames leaves, but for a floor ([`SHARE_FLOOR`], [`FIRM_PART`]). The content depends on the plans alone, in a fixed order, so that equal plans give equal targets.
 //!
 //! Deliberately absent: when to move from one step to the next, and whether a target is allowed (see [`crate::check`]).
 
@@ -15,6 +16,7 @@ use compass_shared::model::plan::{
     InstanceTarget, NodeTarget, Peer, QueryPlan, QueryTarget, Route, RouteStep,
 };
 use compass_shared::model::query::Query;
+use compass_shared::units::Millicores;
 
 #[cfg(test)]
 mod tests;
@@ -58,8 +60,20 @@ pub fn route(query: &Query, plan: &QueryPlan) -> Route {
     }
 }
 
+/// CPU an instance keeps at least while it is warmed or drains on a crowded node: a model loads in seconds, not minutes.
+pub const SHARE_FLOOR: Millicores = Millicores(100);
+/// Part of its share that the generation with the new frames keeps at least while another one is warmed or drains beside it.
+pub const FIRM_PART: f64 = 0.75;
+
+/// What an instance gets: for new frames, and in all.
+#[derive(Debug, Clone, Copy, Default)]
+struct Grant {
+    firm: Resources,
+    wanted: Resources,
+}
+
 /// What a node has of each instance.
-type Shares = BTreeMap<NodeId, BTreeMap<InstanceId, (InstanceTarget, Resources)>>;
+type Shares = BTreeMap<NodeId, BTreeMap<InstanceId, (InstanceTarget, Grant)>>;
 
 /// The target of every node that has something to do.
 pub fn node_targets(
@@ -74,11 +88,14 @@ pub fn node_targets(
     for one in live {
         for (node, instances) in instances_of(one, catalogue) {
             let on_node = shares.entry(node).or_default();
-            for (id, (target, share)) in instances {
+            for (id, (target, grant)) in instances {
                 on_node
                     .entry(id)
-                    .and_modify(|(_, total)| *total = total.plus(&share))
-                    .or_insert((target, share));
+                    .and_modify(|(_, total)| {
+                        total.firm = total.firm.plus(&grant.firm);
+                        total.wanted = total.wanted.plus(&grant.wanted);
+                    })
+                    .or_insert((target, grant));
             }
         }
         let target = query_target(one);
@@ -101,15 +118,14 @@ pub fn node_targets(
     nodes
         .into_iter()
         .map(|node| {
-            let instances = shares
+            let capacity = cluster.nodes.get(&node).map(|n| n.description.capacity.cpu);
+            let mut instances: Vec<(InstanceTarget, Grant)> = shares
                 .remove(&node)
                 .unwrap_or_default()
                 .into_values()
-                .map(|(mut target, share)| {
-                    target.share = share;
-                    target
-                })
                 .collect();
+            squeeze(&mut instances, capacity.unwrap_or_default());
+            let instances = instances.into_iter().map(|(target, _)| target).collect();
             let peers = neighbours
                 .remove(&node)
                 .unwrap_or_default()
@@ -132,45 +148,97 @@ pub fn node_targets(
         .collect()
 }
 
+/// Grants each instance what it wants. Where the node has not enough CPU for all of that: to the generation with the new frames its
+/// share, to the others the rest, but no less than a floor, for which the first gives up a part of its share. Where even that does not
+/// fit, everything is granted as wanted: the scheduler then takes the old away first.
+fn squeeze(instances: &mut [(InstanceTarget, Grant)], capacity: Millicores) {
+    let capacity = u64::from(capacity.0);
+    let sum = |of: &dyn Fn(&Grant) -> u32| -> u64 {
+        instances
+            .iter()
+            .map(|(_, grant)| u64::from(of(grant)))
+            .sum()
+    };
+    let firm_of = |g: &Grant| g.firm.cpu.0;
+    let floor_of = |g: &Grant| {
+        let soft = g.wanted.cpu.0.saturating_sub(g.firm.cpu.0);
+        if g.firm.cpu.0 > 0 {
+            0
+        } else {
+            soft.min(SHARE_FLOOR.0)
+        }
+    };
+    let wanted = sum(&|g| g.wanted.cpu.0);
+    let (firm, floors) = (sum(&firm_of), sum(&floor_of));
+    let least = (firm as f64 * FIRM_PART).ceil() as u64 + floors;
+    let is_tight = wanted > capacity && least <= capacity;
+    // Of what is there, first the floors, then the firm shares, then the rest, each in proportion.
+    let for_firm = firm.min(capacity.saturating_sub(floors));
+    let for_rest = capacity.saturating_sub(floors + for_firm);
+    let rest = wanted.saturating_sub(firm + floors);
+    for (target, grant) in instances {
+        target.share = grant.wanted;
+        if !is_tight {
+            continue;
+        }
+        let part = |amount: u32, given: u64, of: u64| {
+            let part = u64::from(amount) * given / of.max(1);
+            u32::try_from(part).unwrap_or(amount)
+        };
+        let extra = grant.wanted.cpu.0 - firm_of(grant) - floor_of(grant);
+        target.share.cpu = Millicores(
+            floor_of(grant) + part(firm_of(grant), for_firm, firm) + part(extra, for_rest, rest),
+        );
+    }
+}
+
 /// Instances one query needs per node: operators that share an instance add up, generations do not (the larger counts).
 fn instances_of(one: &LiveQuery<'_>, catalogue: &Catalogue) -> Shares {
     let mut all: Shares = BTreeMap::new();
     for plan in &one.plans {
-        let mut of_plan: Shares = BTreeMap::new();
-        for part in &plan.operators {
-            let Some(operator) = one.query.pipeline.operator(&part.operator) else {
-                continue;
-            };
-            let Some(entry) = catalogue.0.get(&operator.kind) else {
-                continue;
-            };
-            let target = InstanceTarget {
-                instance: part.instance,
-                kind: operator.kind.clone(),
-                runtime: entry.runtime.clone(),
-                configuration: part.configuration.clone(),
-                artifact: part.artifact.clone(),
-                share: Resources::default(),
-                state: entry.state,
-            };
-            of_plan
-                .entry(part.node.clone())
-                .or_default()
-                .entry(part.instance)
-                .and_modify(|(_, total)| *total = total.plus(&part.share))
-                .or_insert((target, part.share));
-        }
-        for (node, instances) in of_plan {
+        let takes_new_frames = plan.generation == one.current;
+        for (node, instances) in instances_of_plan(one, plan, catalogue) {
             let on_node = all.entry(node).or_default();
             for (id, (target, share)) in instances {
-                on_node
-                    .entry(id)
-                    .and_modify(|(_, most)| *most = larger(most, &share))
-                    .or_insert((target, share));
+                let (_, grant) = on_node.entry(id).or_insert((target, Grant::default()));
+                grant.wanted = larger(&grant.wanted, &share);
+                if takes_new_frames {
+                    grant.firm = larger(&grant.firm, &share);
+                }
             }
         }
     }
     all
+}
+
+type PlanShares = BTreeMap<NodeId, BTreeMap<InstanceId, (InstanceTarget, Resources)>>;
+
+fn instances_of_plan(one: &LiveQuery<'_>, plan: &QueryPlan, catalogue: &Catalogue) -> PlanShares {
+    let mut of_plan: PlanShares = BTreeMap::new();
+    for part in &plan.operators {
+        let Some(operator) = one.query.pipeline.operator(&part.operator) else {
+            continue;
+        };
+        let Some(entry) = catalogue.0.get(&operator.kind) else {
+            continue;
+        };
+        let target = InstanceTarget {
+            instance: part.instance,
+            kind: operator.kind.clone(),
+            runtime: entry.runtime.clone(),
+            configuration: part.configuration.clone(),
+            artifact: part.artifact.clone(),
+            share: Resources::default(),
+            state: entry.state,
+        };
+        of_plan
+            .entry(part.node.clone())
+            .or_default()
+            .entry(part.instance)
+            .and_modify(|(_, total)| *total = total.plus(&part.share))
+            .or_insert((target, part.share));
+    }
+    of_plan
 }
 
 fn larger(a: &Resources, b: &Resources) -> Resources {

@@ -35,19 +35,14 @@ pub struct Trimmed {
     pub cost_usd_per_h: f64,
 }
 
-/// The most one operator can use of its node: a core, or the node if it has less.
-pub(super) fn full_shares(context: &Context<'_>, placement: &Placement) -> Vec<Millicores> {
-    placement
-        .0
-        .iter()
-        .map(|id| {
-            let capacity = context
-                .cluster
-                .nodes
-                .get(id)
-                .map_or(0, |n| n.description.capacity.cpu.0);
-            let level = SHARE_LEVELS.iter().rev().find(|l| **l <= capacity).copied();
-            Millicores(level.unwrap_or(SHARE_LEVELS[0]))
+/// The largest level within what each operator can use of its node.
+pub(super) fn full_shares(model: &Model<'_>) -> Vec<Millicores> {
+    model
+        .full_shares()
+        .into_iter()
+        .map(|most| {
+            let level = SHARE_LEVELS.iter().rev().find(|l| **l <= most.0);
+            Millicores(level.copied().unwrap_or(SHARE_LEVELS[0]))
         })
         .collect()
 }
@@ -74,7 +69,7 @@ pub fn trim(
     model: &Model<'_>,
     placement: &Placement,
 ) -> Result<Trimmed, Reason> {
-    let full = full_shares(context, placement);
+    let full = full_shares(model);
     let prices: Vec<f64> = (0..full.len()).map(|i| model.core_price(i)).collect();
     let mut dear_first: Vec<usize> = (0..full.len()).collect();
     dear_first.sort_by(|a, b| prices[*b].total_cmp(&prices[*a]).then(a.cmp(b)));

@@ -141,18 +141,24 @@ pub(super) fn query(step: &Step<'_>, one: &QueryStep<'_>, findings: &mut Finding
         }
     }
     for plan in &one.plans {
-        instances(step, plan, findings);
+        instances(step, one, plan, findings);
         peers(step, one, plan, findings);
     }
 }
 
-/// Every operator finds its instance, with at least the share the plan grants it.
-fn instances(step: &Step<'_>, plan: &QueryPlan, findings: &mut Findings) {
+/// Every operator finds its instance; where new frames go, with at least the share the plan grants it.
+fn instances(step: &Step<'_>, one: &QueryStep<'_>, plan: &QueryPlan, findings: &mut Findings) {
     let mut wanted: BTreeMap<_, u64> = BTreeMap::new();
     for part in &plan.operators {
         *wanted.entry((&part.node, part.instance)).or_default() += u64::from(part.share.cpu.0);
     }
     for ((node, instance), cpu) in wanted {
+        // Where generations overlap, the one with the new frames may give up a quarter, the others nearly all.
+        let cpu = match (plan.generation == one.current, one.plans.len()) {
+            (true, 1) => cpu,
+            (true, _) => cpu * 3 / 4,
+            (false, _) => 1,
+        };
         let Some(target) = step.targets.get(node) else {
             continue;
         };

@@ -18,6 +18,8 @@ pub struct LinkWatch {
     planned: Link,
     changed: Moment,
     degraded: bool,
+    /// What it was before a neighbouring link out of the same site degraded, while nothing was measured on it since.
+    unsuspected: Option<Link>,
 }
 
 /// What a measurement means.
@@ -50,6 +52,7 @@ impl LinkWatch {
             planned: link,
             changed: now,
             degraded: false,
+            unsuspected: None,
         }
     }
 
@@ -75,7 +78,10 @@ impl LinkWatch {
                 // Nothing delivered is silence, not a capacity of zero: liveness deals with it.
                 return None;
             }
-            let fresh = if self.link.lower_bound {
+            // What is far off is no noise.
+            let is_far = delivered_bps < known * settings.link_degraded_ratio;
+            self.unsuspected = None;
+            let fresh = if self.link.lower_bound || is_far {
                 delivered_bps
             } else {
                 FRESH_PART * delivered_bps + (1.0 - FRESH_PART) * known
@@ -107,7 +113,33 @@ impl LinkWatch {
         }
         self.link.bandwidth = Bandwidth::from_mbit_s(measurement.value);
         self.link.lower_bound = false;
+        self.unsuspected = None;
         self.judge_rate(now, settings)
+    }
+
+    /// Another link out of the same site has degraded to `part` of its rate, now `bandwidth`. They most likely share the uplink, so this
+    /// one is planned with in the same proportion until something is measured on it; nothing is raised for it.
+    pub fn suspect(&mut self, now: Moment, part: f64, bandwidth: Bandwidth) {
+        if self.degraded || self.unsuspected.is_some() || !(0.0..1.0).contains(&part) {
+            return;
+        }
+        self.unsuspected = Some(self.link);
+        self.link.bandwidth = if self.link.lower_bound {
+            bandwidth
+        } else {
+            Bandwidth((self.link.bandwidth.0 as f64 * part) as u64)
+        };
+        self.link.lower_bound = false;
+        self.take_as_planned(now);
+    }
+
+    /// A link out of the same site has recovered: the suspicion falls with it.
+    pub const fn clear(&mut self, now: Moment) {
+        if let Some(before) = self.unsuspected.take() {
+            self.link.bandwidth = before.bandwidth;
+            self.link.lower_bound = before.lower_bound;
+            self.take_as_planned(now);
+        }
     }
 
     /// Takes a round trip and a loss.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use compass_shared::ids::{FrameId, Generation, NodeId, QueryId, SampleSetId};
 use compass_shared::model::catalogue::{Catalogue, Evaluator};
 use compass_shared::model::cluster::Cluster;
+use compass_shared::model::pipeline::PipelineConfiguration;
 use compass_shared::model::plan::OperatorPlan;
 use compass_shared::model::query::Query;
 use compass_shared::model::trial::{CaptureSamples, SamplesCaptured};
@@ -170,6 +171,8 @@ pub struct Explorer {
     proposed: Option<Proposed>,
     /// The configuration that has passed on fresh samples, in the current content.
     certified: Option<Point>,
+    /// What the app measured of configurations that broke their accuracy SLO, since the content last changed.
+    refuted: Vec<(PipelineConfiguration, f64)>,
     /// The configuration that was last held against fresh samples, whatever came of it: not again in the same content.
     examined: Option<Point>,
     totals: (u32, u32),
@@ -210,6 +213,7 @@ impl Explorer {
             proposed: None,
             certified: None,
             examined: None,
+            refuted: Vec::new(),
             totals: (0, 0),
         };
         explorer.replay();
@@ -225,7 +229,11 @@ impl Explorer {
             Input::Captured(samples) => self.captured(now, samples, &mut effects),
             Input::Labels { set, labels } => self.labels(now, set, labels, &mut effects),
             Input::Trial(outcome) => self.trial(now, *outcome, &mut effects),
-            Input::ContentDrifted(trigger) => self.drifted(now, trigger, &mut effects),
+            Input::ContentDrifted(trigger) => {
+                self.refuted.clear();
+                self.front.profile.accuracy_bias = 0.0;
+                self.drifted(now, trigger, &mut effects);
+            }
             Input::Reopen(trigger) => self.reopen(now, trigger, &mut effects),
             Input::PlanInForce {
                 generation,

@@ -11,6 +11,7 @@
 //! Scenarios are today's fleet, the same with degraded links out of the source's site, and the site alone: so a plan is at hand when
 //! a link degrades, without a trial.
 
+use compass_shared::ids::NodeId;
 use compass_shared::model::cluster::Cluster;
 use compass_shared::time::ms;
 use compass_shared::units::{Bandwidth, Millicores};
@@ -18,7 +19,7 @@ use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::{SearchSettings, View};
 use crate::candidate::{answer_interval, enumerate, prefixes};
-use crate::predict::{Context, Known, Model, cost_cap_usd_per_h};
+use crate::predict::{Context, Fleet, Known, Model, Prepared, cost_cap_usd_per_h};
 use crate::profile::{ClassTimes, Moments, OperatorRow, Truth};
 use crate::space::{Placement, Point, placements};
 use crate::surrogate::{Guess, Ridge};
@@ -51,8 +52,22 @@ pub(super) struct Outlook<'a> {
 struct Scenario {
     cluster: Cluster,
     placements: Vec<Placement>,
+    nodes: std::collections::BTreeSet<NodeId>,
     incumbent: Option<f64>,
     weight: f64,
+}
+
+impl Scenario {
+    fn new(context: &Context<'_>, cluster: Cluster, incumbent: Option<f64>, weight: f64) -> Self {
+        let placements = placements(context.query, &cluster);
+        Self {
+            nodes: placements.iter().flat_map(|p| p.0.clone()).collect(),
+            placements,
+            cluster,
+            incumbent,
+            weight,
+        }
+    }
 }
 
 /// The best of the points scored.
@@ -69,12 +84,13 @@ impl<'a> Outlook<'a> {
         let found = enumerate(context, view.space, view.front);
         let incumbent = found.feasible.first().map(|c| c.expected.cost_usd_per_h);
         let caution = (found.feasible.iter().map(|c| c.caution)).fold(0.0, f64::max);
-        let mut scenarios = vec![Scenario {
-            cluster: context.cluster.clone(),
-            placements: placements(context.query, context.cluster),
+        let nominal = context.cluster.clone();
+        let mut scenarios = vec![Scenario::new(
+            context,
+            nominal,
             incumbent,
-            weight: SCENARIO_WEIGHTS[0],
-        }];
+            SCENARIO_WEIGHTS[0],
+        )];
         if incumbent.is_some() {
             for (cluster, weight) in [
                 (
@@ -91,12 +107,7 @@ impl<'a> Outlook<'a> {
                     .feasible
                     .first()
                     .map(|c| c.expected.cost_usd_per_h);
-                scenarios.push(Scenario {
-                    placements: placements(context.query, &cluster),
-                    cluster,
-                    incumbent,
-                    weight,
-                });
+                scenarios.push(Scenario::new(context, cluster, incumbent, weight));
             }
         }
         let positions = 0..context.query.pipeline.operators.len();
@@ -183,8 +194,15 @@ impl<'a> Outlook<'a> {
         let configuration = self.view.space.configuration(point);
         let mut best = (0.0, f64::INFINITY, f64::INFINITY);
         let mut best_score = -1.0;
+        let Ok(fleet) = Fleet::new(&context, &scenario.nodes) else {
+            return best;
+        };
+        let prepared = Prepared::new(&fleet, &configuration, known);
         for placement in &scenario.placements {
-            let Ok(model) = Model::new(&context, &configuration, known, placement) else {
+            let Some(positions) = fleet.positions(placement) else {
+                continue;
+            };
+            let Ok(model) = prepared.model(&positions) else {
                 continue;
             };
             let (hope, cost, gap) = self.hope(&context, &model);
@@ -423,7 +441,7 @@ fn accuracy_surrogate(view: &View<'_>) -> Option<Ridge> {
         .filter(|row| row.truth != Truth::Unjudged)
         .filter_map(|row| {
             let point = view.space.point_of(&row.configuration)?;
-            let accuracy = row.accuracy(1.0)?;
+            let accuracy = view.context.profile.accuracy(row, 1.0)?;
             Some((view.space.features(&point, None), accuracy.value))
         })
         .collect();

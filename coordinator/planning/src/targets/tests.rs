@@ -95,6 +95,43 @@ fn an_instance_of_two_generations_is_granted_once() {
 }
 
 #[test]
+fn on_a_crowded_node_new_frames_come_first_and_the_rest_makes_do() {
+    let mut new = plan(2, CLOUD, 300);
+    for part in &mut new.operators {
+        part.instance = compass_shared::ids::InstanceId(part.instance.0 + 1);
+    }
+    let old = plan(1, CLOUD, 300);
+    let share = |node: &str, current: u64, instance| {
+        let all = targets(&[&old, &new], current);
+        let instances = &all[&fixture::node_id(node)].instances;
+        assert!(instances.iter().map(|i| i.share.cpu.0).sum::<u32>() <= 1000);
+        instances
+            .iter()
+            .find(|i| i.instance == instance)
+            .unwrap()
+            .share
+            .cpu
+            .0
+    };
+    let (old_sampler, new_sampler) = (old.operators[0].instance, new.operators[0].instance);
+    assert_eq!(
+        share("edge-1", 1, old_sampler),
+        300,
+        "new frames still go there"
+    );
+    assert_eq!(share("edge-1", 1, new_sampler), 200, "half of what is left");
+    assert_eq!(share("edge-1", 2, new_sampler), 300);
+    assert_eq!(share("edge-1", 2, old_sampler), 200);
+    let (old_detector, new_detector) = (old.operators[2].instance, new.operators[2].instance);
+    assert_eq!(share("cloud-1", 1, new_detector), 100, "the floor");
+    assert_eq!(
+        share("cloud-1", 1, old_detector),
+        233,
+        "three quarters and a bit"
+    );
+}
+
+#[test]
 fn shares_of_queries_that_use_one_instance_add_up() {
     let (a, b) = (
         fixture::query(),
@@ -171,12 +208,19 @@ fn where_both_copies_do_not_fit_the_break_is_declared() {
         commit: Commit::default(),
         plans: [(plan.query.clone(), plan)].into(),
     };
-    let mut other = plan(2, CLOUD, 310);
+    // A CPU can be shared for the time of a switch, memory cannot.
+    let heavy = |mut plan: QueryPlan| {
+        for part in &mut plan.operators {
+            part.share.memory_mib = 400;
+        }
+        plan
+    };
+    let mut other = heavy(plan(2, CLOUD, 310));
     for part in &mut other.operators[2..] {
         part.instance = compass_shared::ids::InstanceId(part.instance.0 + 1);
     }
     let steps = diff::diff(
-        &assignment(plan(1, CLOUD, 300)),
+        &assignment(heavy(plan(1, CLOUD, 300))),
         &assignment(other),
         &fixture::cluster(),
     );

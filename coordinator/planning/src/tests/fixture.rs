@@ -191,8 +191,8 @@ pub(crate) fn nominal(from: &str, to: &str) -> (f64, f64) {
     match (site(from), site(to)) {
         (a, b) if a == b => (200.0, 2.0),
         ("metro", "region") | ("region", "metro") => (500.0, 20.0),
-        (a, b) if a == "metro" || b == "metro" => (20.0, 16.0),
-        _ => (20.0, 40.0),
+        (a, b) if a == "metro" || b == "metro" => (6.0, 16.0),
+        _ => (6.0, 40.0),
     }
 }
 
@@ -294,7 +294,7 @@ pub(crate) fn recall(configuration: &PipelineConfiguration, light: f64) -> f64 {
     let dark = match model(configuration) {
         "s" => 0.45,
         "m" => 0.72,
-        _ => 0.92,
+        _ => 0.85,
     };
     let clean = 1.0 - 0.05 * (90.0 - quality) / 40.0;
     (size * sharp * clean * (light + (1.0 - light) * dark)).clamp(0.0, 1.0)

@@ -518,14 +518,16 @@ impl Explorer {
 
     /// The scheduler found nothing among what is known, or the model and the app disagree.
     pub(super) fn reopen(&mut self, now: Moment, trigger: Trigger, effects: &mut Vec<Effect>) {
-        let is_about_accuracy = matches!(
-            trigger,
-            Trigger::SloViolated {
-                slo: SloKind::Accuracy,
-                ..
+        if let Trigger::SloViolated {
+            slo: SloKind::Accuracy,
+            measurement,
+        } = &trigger
+        {
+            // Perhaps the content has changed unnoticed; perhaps samples flatter. Fresh ones tell which, see `take_accuracy_bias`.
+            if let Some(in_force) = &self.in_force {
+                self.refuted
+                    .push((in_force.configuration.clone(), measurement.value));
             }
-        );
-        if is_about_accuracy {
             self.drifted(now, trigger, effects);
             return;
         }

@@ -8,7 +8,9 @@ use compass_shared::model::trigger::Trigger;
 use compass_shared::time::{Moment, ms};
 
 use super::{Effect, Explorer, Proposal};
-use crate::candidate::{Candidate, Candidates, Front, Preference, assess, enumerate};
+use crate::candidate::{
+    Candidate, Candidates, Front, Preference, answer_interval, assess, enumerate,
+};
 use crate::explain;
 use crate::predict::{Context, percentile_of};
 use crate::space::Point;
@@ -95,6 +97,10 @@ impl Explorer {
         if campaign.truth.is_none() {
             return;
         }
+        self.take_accuracy_bias();
+        let Some(campaign) = &self.campaign else {
+            return;
+        };
         let trigger = if campaign.has_proposed {
             Trigger::SearchImproved
         } else {
@@ -168,6 +174,37 @@ impl Explorer {
             rate_hz: self.query.rate_hz(),
         };
         Some(explain::infeasible(&context, &self.space, &candidates))
+    }
+
+    /// Where fresh samples still promise what the app has refuted, everything is believed to be less accurate by the difference.
+    fn take_accuracy_bias(&mut self) {
+        let Some(cluster) = self.cluster.clone() else {
+            return;
+        };
+        let context = Context {
+            query: &self.query,
+            catalogue: &self.catalogue,
+            cluster: &cluster,
+            profile: &self.front.profile,
+            settings: &self.settings.predict,
+            rate_hz: self.query.rate_hz(),
+        };
+        let mut bias: f64 = 0.0;
+        for (configuration, live) in &self.refuted {
+            let Some(point) = self.space.point_of(configuration) else {
+                continue;
+            };
+            let normalised = self.space.configuration(&self.space.normalised(&point));
+            let promised = self
+                .front
+                .profile
+                .configuration(&normalised)
+                .and_then(|row| row.accuracy(answer_interval(&context, configuration)));
+            if let Some(promised) = promised {
+                bias = bias.min(live - promised.value);
+            }
+        }
+        self.front.profile.accuracy_bias = bias;
     }
 
     /// Corrects the model by what the app sees of the plan in force; tells whether that changed anything.

@@ -114,7 +114,7 @@ impl Monitor {
             &self.settings,
         );
         for verdict in [path, rate].into_iter().flatten() {
-            verdict_on(news, node, peer, verdict);
+            self.verdict_on(now, news, node, peer, verdict);
         }
     }
 
@@ -227,7 +227,7 @@ impl Monitor {
                     .entry((node.clone(), peer.clone()))
                     .or_insert_with(|| LinkWatch::new(now));
                 if let Some(verdict) = watch.event(now, measurement, &self.settings) {
-                    verdict_on(news, node, &peer, verdict);
+                    self.verdict_on(now, news, node, &peer, verdict);
                 }
             }
             AgentEvent::PeerUnreachable { peer } => {
@@ -288,7 +288,7 @@ impl Monitor {
             && net_ms >= TRANSFER_ROUND_TRIPS_MIN * rtt_ms.max(1.0);
         let rate = bytes as f64 * 8e3 / net_ms;
         if let Some(verdict) = watch.rate(now, rate, is_capacity, &self.settings) {
-            verdict_on(news, &from, &to, verdict);
+            self.verdict_on(now, news, &from, &to, verdict);
         }
     }
 
@@ -334,22 +334,59 @@ impl Monitor {
             });
         }
     }
-}
 
-fn verdict_on(news: &mut News, from: &NodeId, to: &NodeId, verdict: LinkVerdict) {
-    news.changed = true;
-    let (from, to) = (from.clone(), to.clone());
-    match verdict {
-        LinkVerdict::News => {}
-        LinkVerdict::Degraded(measurement) => news.triggers.push(Trigger::LinkDegraded {
-            from,
-            to,
-            measurement,
-        }),
-        LinkVerdict::Recovered(measurement) => news.triggers.push(Trigger::LinkRecovered {
-            from,
-            to,
-            measurement,
-        }),
+    fn verdict_on(
+        &mut self,
+        now: Moment,
+        news: &mut News,
+        from: &NodeId,
+        to: &NodeId,
+        verdict: LinkVerdict,
+    ) {
+        news.changed = true;
+        match verdict {
+            LinkVerdict::News => {}
+            LinkVerdict::Degraded(measurement) => {
+                news.triggers.push(Trigger::LinkDegraded {
+                    from: from.clone(),
+                    to: to.clone(),
+                    measurement,
+                });
+                let part = measurement.value / measurement.bound.max(f64::MIN_POSITIVE);
+                let bandwidth = self.links.get(&(from.clone(), to.clone()));
+                let bandwidth = bandwidth.and_then(|w| w.link()).map(|l| l.bandwidth);
+                if let Some(bandwidth) = bandwidth {
+                    self.beside(from, to, |watch| watch.suspect(now, part, bandwidth));
+                }
+            }
+            LinkVerdict::Recovered(measurement) => {
+                news.triggers.push(Trigger::LinkRecovered {
+                    from: from.clone(),
+                    to: to.clone(),
+                    measurement,
+                });
+                self.beside(from, to, |watch| watch.clear(now));
+            }
+        }
+    }
+
+    /// The other links out of a site through which this one leads out of it: they share its uplink.
+    fn beside(&mut self, from: &NodeId, to: &NodeId, then: impl Fn(&mut LinkWatch)) {
+        let site = |id: &NodeId| self.nodes.get(id).map(|w| &w.description.site);
+        let home = site(from);
+        if home.is_none() || site(to) == home {
+            return;
+        }
+        let pairs: Vec<(NodeId, NodeId)> = self
+            .links
+            .keys()
+            .filter(|(a, b)| site(a) == home && site(b) != home && (a, b) != (from, to))
+            .cloned()
+            .collect();
+        for pair in pairs {
+            if let Some(watch) = self.links.get_mut(&pair) {
+                then(watch);
+            }
+        }
     }
 }

@@ -171,12 +171,30 @@ impl Scheduler {
             });
         }
         let mut sends = Vec::new();
+        if let Some(cluster) = self.cluster.clone()
+            && diff::crowded(&self.desired(), &cluster)
+                .iter()
+                .any(|node| touches(&warming.plan, node))
+            && let Some(state) = self.queries.get_mut(id)
+        {
+            // No room to let the old one finish: the few frames it has are given up.
+            state.draining.clear();
+        }
         if !self.retarget(&mut sends) {
+            // Not to be tried again at every report.
             if let Some(state) = self.queries.get_mut(id) {
                 (state.current, state.draining) = backup;
                 state.warming = Some(warming);
             }
             effects.append(&mut sends);
+            let node = self.queries[id].query.entry.clone();
+            self.call_off(
+                now,
+                id,
+                &node,
+                "the switch was refused by the checker",
+                effects,
+            );
             return;
         }
         if let Some(state) = self.queries.get_mut(id) {
