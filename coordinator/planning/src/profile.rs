@@ -195,6 +195,7 @@ pub fn class_of(description: &NodeDescription) -> String {
 
 /// Everything known of one query.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct QueryProfile {
     /// By `operator|prefix`.
     pub operators: BTreeMap<String, OperatorRow>,
