@@ -27,6 +27,8 @@ struct Arguments {
 enum Command {
     /// Run one process of a fleet (the testbed starts itself this way)
     Role(RoleArguments),
+    /// Play the demo: a fleet of real processes, a live video app, a story in three phases
+    Demo(demo::DemoArguments),
     /// Render the report of a demo run from its JSON
     Report(demo::ReportArguments),
     /// Make or check bandwidth traces
@@ -91,6 +93,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match arguments.command {
         Command::Role(role) => run_role(role),
+        Command::Demo(arguments) => arguments.run(),
         Command::Report(arguments) => exit_code(arguments.run()),
         Command::Trace(command) => exit_code(command.run()),
     }

@@ -51,6 +51,13 @@ struct Incarnations {
     earlier: Vec<Process>,
 }
 
+/// Runs commands in a cluster's folder.
+#[derive(Debug, Clone)]
+pub struct Runner {
+    program: Program,
+    folder: PathBuf,
+}
+
 /// What a command that ran to its end has said.
 #[derive(Debug, Clone)]
 pub struct Finished {
@@ -201,6 +208,15 @@ impl Cluster {
             .with_context(|| no_process(name))
     }
 
+    /// Writes a line to a process's standard input.
+    pub fn tell(&mut self, name: &str, line: &str) -> anyhow::Result<()> {
+        self.processes
+            .get_mut(name)
+            .with_context(|| no_process(name))?
+            .current
+            .tell(line)
+    }
+
     /// The processes that have ended, with how.
     pub fn ended(&self) -> anyhow::Result<Vec<(String, ExitStatus)>> {
         let mut ended = Vec::new();
@@ -231,10 +247,30 @@ impl Cluster {
 
     /// Runs a command to its end, in the cluster's folder; for command lines such as `compass token create`.
     pub fn run(&self, spec: &ProcessSpec) -> anyhow::Result<Finished> {
+        self.runner().run(spec)
+    }
+
+    /// Runs commands as [`Self::run`] does, from other threads too.
+    pub fn runner(&self) -> Runner {
+        Runner {
+            program: self.program.clone(),
+            folder: self.folder().to_owned(),
+        }
+    }
+
+    fn launch(&self, spec: ProcessSpec) -> anyhow::Result<Process> {
+        let (folder, log) = (self.folder_of(&spec.name)?, self.log_of(&spec.name));
+        Process::spawn(&self.program, spec, &folder, &log)
+    }
+}
+
+impl Runner {
+    /// See [`Cluster::run`].
+    pub fn run(&self, spec: &ProcessSpec) -> anyhow::Result<Finished> {
         let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
         let mut command = spec.ending_command(&self.program);
         command
-            .current_dir(self.folder())
+            .current_dir(&self.folder)
             .stdin(Stdio::null())
             .process_group(0);
         command
@@ -260,11 +296,6 @@ impl Cluster {
             stdout: whole(&mut stdout)?,
             stderr: whole(&mut stderr)?,
         })
-    }
-
-    fn launch(&self, spec: ProcessSpec) -> anyhow::Result<Process> {
-        let (folder, log) = (self.folder_of(&spec.name)?, self.log_of(&spec.name));
-        Process::spawn(&self.program, spec, &folder, &log)
     }
 }
 

@@ -55,6 +55,7 @@ pub struct ProcessSpec {
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
     lines: Option<Sender<String>>,
+    is_commanded: bool,
     pub(super) deadline: Duration,
 }
 
@@ -94,6 +95,7 @@ impl ProcessSpec {
             arguments: arguments.into_iter().map(Into::into).collect(),
             environment: Vec::new(),
             lines: None,
+            is_commanded: false,
             deadline: READY_DEADLINE,
         }
     }
@@ -112,6 +114,13 @@ impl ProcessSpec {
         self
     }
 
+    /// It reads its standard input itself, for lines given to [`Process::tell`], and ends by itself when that does.
+    #[must_use]
+    pub fn commanded(mut self) -> Self {
+        self.is_commanded = true;
+        self
+    }
+
     /// Another bound on the wait for its readiness, or for the end of a command.
     #[must_use]
     pub fn ready_within(mut self, deadline: Duration) -> Self {
@@ -121,7 +130,12 @@ impl ProcessSpec {
 
     /// The command of a process that lives as long as this one.
     fn lasting_command(&self, program: &Program) -> Command {
-        self.command(program, &["role", "--exit-with-parent"])
+        let leading: &[&str] = if self.is_commanded {
+            &["role"]
+        } else {
+            &["role", "--exit-with-parent"]
+        };
+        self.command(program, leading)
     }
 
     /// The command of a process that ends by itself.
@@ -152,7 +166,7 @@ pub struct Process {
     log: PathBuf,
     child: Child,
     /// Held open: its end tells the process that this one is gone.
-    _stdin: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
     pidfd: OwnedFd,
     ready: Readiness,
 }
@@ -195,7 +209,7 @@ impl Process {
             spec,
             log: log.to_owned(),
             child,
-            _stdin: stdin,
+            stdin,
             pidfd,
             ready: Readiness::Awaited(ready),
         })
@@ -214,6 +228,14 @@ impl Process {
     /// How it was started.
     pub fn spec(&self) -> &ProcessSpec {
         &self.spec
+    }
+
+    /// Writes a line to its standard input.
+    pub fn tell(&mut self, line: &str) -> anyhow::Result<()> {
+        let stdin = self.stdin.as_mut().context("standard input is piped")?;
+        writeln!(stdin, "{line}")
+            .and_then(|()| stdin.flush())
+            .with_context(|| format!("`{}` no longer listens", self.spec.name))
     }
 
     /// Waits for its readiness line; an error quotes the end of its log.

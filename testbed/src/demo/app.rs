@@ -74,6 +74,11 @@ async fn live(config: &AppConfig, film: Film) -> anyhow::Result<()> {
         token: read(&config.token_file)?.trim().to_owned(),
         query_yaml: read(&config.query_file)?,
     };
+    let mut commanded = commands();
+    match commanded.recv().await {
+        Some(Command::Register) => {}
+        other => anyhow::bail!("expected to be told to register, not {other:?}"),
+    }
     let app = App::register(settings).await?;
     let mut camera = Camera::new(app, film);
     let zero_unix_ms = std::time::SystemTime::now()
@@ -82,16 +87,6 @@ async fn live(config: &AppConfig, film: Film) -> anyhow::Result<()> {
         * 1e3;
     say(&Said::Registered { zero_unix_ms })?;
 
-    let (commands, mut commanded) = mpsc::channel(8);
-    tokio::spawn(async move {
-        let mut lines = BufReader::new(tokio::io::stdin()).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
-            match serde_json::from_str::<Command>(&line) {
-                Ok(command) if commands.send(command).await.is_ok() => {}
-                _ => return,
-            }
-        }
-    });
     let mut next = Instant::now();
     let every = Duration::from_secs_f64(1.0 / config.rate_hz);
     loop {
@@ -107,11 +102,27 @@ async fn live(config: &AppConfig, film: Film) -> anyhow::Result<()> {
             },
             command = commanded.recv() => match command {
                 Some(Command::LightsOut) => camera.is_dark = true,
+                Some(Command::Register) => {}
                 Some(Command::Finish) | None => break,
             },
         }
     }
     camera.finish().await
+}
+
+/// What the demo says on standard input; ends when that does.
+fn commands() -> mpsc::Receiver<Command> {
+    let (commands, commanded) = mpsc::channel(8);
+    tokio::spawn(async move {
+        let mut lines = BufReader::new(tokio::io::stdin()).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            match serde_json::from_str::<Command>(&line) {
+                Ok(command) if commands.send(command).await.is_ok() => {}
+                _ => return,
+            }
+        }
+    });
+    commanded
 }
 
 /// A frame under way or waiting to be scored.
@@ -212,7 +223,11 @@ impl Camera {
                 trigger,
                 summary,
             } => {
-                self.planned = true;
+                if !self.planned {
+                    self.planned = true;
+                    // How punctual the camera was while operators were being profiled is no part of the story.
+                    self.lateness_ms.clear();
+                }
                 say(&Said::Plan {
                     at_ms: self.now_ms(),
                     generation: generation.0,

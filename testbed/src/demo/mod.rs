@@ -1,13 +1,36 @@
 //! The demo: a fleet of real processes, a live video app, and a story in three phases.
 //!
-//! Start at [`record`]: what a run measures. The app is a process of its own ([`app`]) that renders its film first ([`film`]) and talks to
-//! the story over its standard streams ([`protocol`]). [`report`] draws a run as one HTML file.
+//! Start at [`story::run`]. Its world is a [`scenario`], its processes a [`fleet`]; one app's way through the events is a [`pass`], seen on a
+//! terminal as a [`view`]. What a run measures is a [`record`], made by [`collect`], judged by [`verdict`] and drawn as one HTML file by
+//! [`report`]. The app is a process of its own ([`app`]) that renders its film first ([`film`]) and talks to the story over its standard
+//! streams ([`protocol`]).
 
+mod api;
 pub mod app;
+mod arguments;
+mod board;
+mod collect;
 mod film;
+mod fleet;
+mod measure;
+mod pass;
 mod protocol;
 pub mod record;
 pub mod report;
+mod scenario;
+mod story;
+mod summary;
+mod verdict;
+mod view;
+
+pub use arguments::DemoArguments;
+
+impl DemoArguments {
+    /// Runs the demo.
+    pub(crate) fn run(&self) -> std::process::ExitCode {
+        story::run(self)
+    }
+}
 
 use std::path::PathBuf;
 

@@ -42,6 +42,8 @@ pub(crate) struct FilmConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Command {
+    /// Register the query and begin to capture.
+    Register,
     /// From the next frame on it is dark.
     LightsOut,
     /// Stop capturing, wait for the frames under way, say goodbye and end.
