@@ -323,13 +323,15 @@ impl Player<'_> {
     /// How things stand at the coordinator; one that does not answer leaves the picture as it was.
     fn poll(&mut self, stand: &mut Stand) {
         stand.polled = Instant::now();
+        if stand.pass.zero_unix_ms == 0.0 {
+            return;
+        }
         let api = &self.fleet.api;
         let path = format!("/v1/events?after={}", stand.events_seen);
         for event in api.get::<Vec<EventView>>(&path).unwrap_or_default() {
             stand.events_seen = stand.events_seen.max(event.sequence);
-            if matches!(event.kind.as_str(), "trigger" | "plan" | "alarm" | "node") {
+            if let Some(what) = worth_showing(&event) {
                 let at_ms = event.unix_ms as f64 - stand.pass.zero_unix_ms;
-                let what = format!("{} {}: {}", event.kind, event.object, event.message);
                 self.view.event(at_ms, &what);
             }
         }
@@ -344,13 +346,31 @@ impl Player<'_> {
             let trials = api.get::<Trials>(&path).unwrap_or_default();
             stand.picture.trials = trials.trials.len();
         }
-        if stand.pass.zero_unix_ms > 0.0 {
-            stand.refresh();
-            let mut picture = stand.picture.clone();
-            picture.left_ms = picture.left_ms.map(|end| end - picture.now_ms);
-            self.view.show(&picture);
-        }
+        stand.refresh();
+        let mut picture = stand.picture.clone();
+        picture.left_ms = picture.left_ms.map(|end| end - picture.now_ms);
+        self.view.show(&picture);
     }
+}
+
+/// An event for people: what concerns the query, lost and returned nodes, alarms. Links come and go too often.
+fn worth_showing(event: &EventView) -> Option<String> {
+    let is_query = event.object.starts_with("query");
+    let is_node = event.message.starts_with("node ");
+    let shown = match event.kind.as_str() {
+        "alarm" | "plan" => true,
+        "trigger" => is_query || is_node,
+        _ => false,
+    };
+    let message = match event.message.rsplit_once(" (by ") {
+        Some((message, _)) => message,
+        None => &event.message,
+    };
+    let kind = &event.kind;
+    shown.then(|| match kind.as_str() {
+        "alarm" => format!("alarm, {}: {message}", event.object),
+        _ => message.to_owned(),
+    })
 }
 
 impl Stand {

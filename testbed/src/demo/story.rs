@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use compass_shared::ids::QueryId;
+use compass_shared::model::pipeline::KnobValue;
 
 use super::arguments::DemoArguments;
 use super::fleet::Fleet;
@@ -178,6 +179,10 @@ fn pinned_query(scenario: &Scenario, plan: &PlanRecord) -> anyhow::Result<String
             "knobs": operator.knobs.iter().filter_map(|knob| {
                 let value = part.configuration.get(knob.name.as_str())?;
                 let value = knob.values.iter().find(|known| known.to_string() == *value)?;
+                let value = match value {
+                    KnobValue::Integer(number) => serde_json::json!(number),
+                    KnobValue::Text(word) => serde_json::json!(word),
+                };
                 Some((knob.name.to_string(), serde_json::json!([value])))
             }).collect::<serde_json::Map<_, _>>(),
         }));
