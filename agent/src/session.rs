@@ -444,6 +444,7 @@ impl SessionLoop {
             collector.set_children(pids);
             collector.collect(now)
         };
+        let socket = self.endpoint.socket_stats();
         AgentReport {
             sequence,
             telemetry,
@@ -451,6 +452,8 @@ impl SessionLoop {
             instances: self.node.reports(),
             content: self.data_plane.content_reports(),
             applied: self.node.commit(),
+            sent_bytes: socket.sent_bytes,
+            received_bytes: socket.received_bytes,
         }
     }
 }

@@ -85,7 +85,7 @@ pub struct NodeView {
     pub telemetry: Option<NodeTelemetry>,
     /// Its live instances.
     pub instances: Vec<InstanceReport>,
-    /// UDP bytes it says it has sent to other nodes and apps, and received, since it started.
+    /// UDP payload bytes it says its socket has sent and received since it started, whoever they were for.
     pub sent_bytes: u64,
     /// See `sent_bytes`.
     pub received_bytes: u64,

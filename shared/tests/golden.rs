@@ -347,6 +347,8 @@ fn agent_messages(golden: &mut Golden) {
             instances: vec![report],
             content: vec![content],
             applied: Some(commit),
+            sent_bytes: 12_000,
+            received_bytes: 9000,
         },
     );
     golden.add(

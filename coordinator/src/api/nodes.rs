@@ -103,12 +103,9 @@ fn view(
         .get(&record.id)
         .map_or(seat.is_some(), |node| node.online);
     let report = seat.as_ref().and_then(|seat| seat.report());
-    let sum = |bytes: fn(&compass_shared::wire::v1::LinkReport) -> u64| {
-        let links = report.iter().flat_map(|report| &report.links);
-        links.map(bytes).fold(0, u64::saturating_add)
-    };
-    let (sent_bytes, received_bytes) =
-        (sum(|link| link.sent_bytes), sum(|link| link.received_bytes));
+    let (sent_bytes, received_bytes) = report
+        .as_ref()
+        .map_or((0, 0), |report| (report.sent_bytes, report.received_bytes));
     Some(NodeView {
         tier: description.tier,
         site: description.site.to_string(),

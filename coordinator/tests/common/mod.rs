@@ -386,6 +386,8 @@ impl Agent {
             instances: vec![],
             content: vec![],
             applied: None,
+            sent_bytes: 0,
+            received_bytes: 0,
         };
         let mut stream = self.session.open_uni(patience()).await.unwrap();
         stream.write_frame(&report, patience()).await.unwrap();

@@ -141,6 +141,10 @@ pub struct AgentReport {
     pub content: Vec<ContentReport>,
     /// Newest commit applied.
     pub applied: Option<Commit>,
+    /// UDP payload bytes that the node's socket has sent and received since it started, whoever they were for.
+    pub sent_bytes: u64,
+    /// See `sent_bytes`.
+    pub received_bytes: u64,
 }
 
 /// A breach seen by an agent's 100 ms evaluation; sent at once, ahead of everything.

@@ -322,7 +322,7 @@ pub(crate) fn nodes(scenario: &Scenario, pass: &Pass, app: &str) -> Vec<NodeReco
         device: None,
         cpu_s: last.cpu_s(process, first),
         rss_mib: last.resident_mib(process),
-        relay_sent_bytes: after.relay_sent_bytes(machine, COORDINATOR, quiet),
+        relay_sent_bytes: after.relay_sent_bytes(machine, quiet),
         own_sent_bytes: None,
     };
     let mut nodes: Vec<NodeRecord> = scenario

@@ -76,13 +76,10 @@ impl Reading {
         busy as f64 / total.max(1) as f64
     }
 
-    /// Bytes that a machine has sent to others than the coordinator since then, as the relay counted them.
-    pub(crate) fn relay_sent_bytes(&self, machine: &str, but: &str, earlier: &Self) -> u64 {
+    /// Bytes that a machine has sent since then, as the relay counted them.
+    pub(crate) fn relay_sent_bytes(&self, machine: &str, earlier: &Self) -> u64 {
         let sent = |counters: &RelayCounters| {
-            let links = counters
-                .links
-                .iter()
-                .filter(|link| link.from == machine && link.to != but);
+            let links = counters.links.iter().filter(|link| link.from == machine);
             links.map(|link| link.counters.offered.bytes).sum::<u64>()
         };
         sent(&self.relay).saturating_sub(sent(&earlier.relay))

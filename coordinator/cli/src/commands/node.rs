@@ -96,7 +96,7 @@ pub(crate) fn status(global: &Global, api: &Api, node: &str) -> anyhow::Result<(
     }
     let _ = writeln!(
         text,
-        "  traffic  {:.1} MB sent, {:.1} MB received on the data plane",
+        "  traffic  {:.1} MB sent, {:.1} MB received",
         node.sent_bytes as f64 / 1e6,
         node.received_bytes as f64 / 1e6
     );
