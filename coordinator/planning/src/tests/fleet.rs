@@ -807,6 +807,8 @@ impl Fleet {
             instances: Vec::new(),
             content,
             applied: self.nodes[node].applied,
+            sent_bytes: 0,
+            received_bytes: 0,
         }
     }
 
