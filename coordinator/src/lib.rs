@@ -28,6 +28,8 @@ pub mod queries;
 pub mod run;
 pub mod settings;
 pub mod store;
+#[cfg(test)]
+mod testing;
 pub mod tokens;
 
 pub use command_line::main;

@@ -388,3 +388,32 @@ async fn acknowledged_queries_and_nodes_survive_kill_9_and_the_term_grows() {
         .unwrap();
     assert!(status.success(), "{status:?}");
 }
+
+#[test]
+fn the_api_document_names_every_path_and_every_path_is_served() {
+    with_coordinator(async |rig| {
+        let document: serde_json::Value = rig.api.get("/v1/openapi.json").await.json();
+        let paths = document["paths"].as_object().unwrap();
+        assert!(paths.len() >= 19, "{}", paths.len());
+        for (path, item) in paths {
+            let path = path
+                .replace("{id}", "x")
+                .replace("{name}", "x")
+                .replace("{generation}", "1");
+            for method in item.as_object().unwrap().keys() {
+                let answer = match method.as_str() {
+                    "get" => rig.api.get(&path).await,
+                    "delete" => rig.api.delete(&path).await,
+                    "put" => rig.api.put(&path, "application/json", vec![]).await,
+                    "post" => rig.api.post(&path, "application/json", "").await,
+                    other => panic!("{other} {path}"),
+                };
+                assert_ne!(answer.status, 405, "{method} {path}");
+                assert!(
+                    answer.status != 404 || !answer.error().contains("there is no /"),
+                    "{method} {path}: {answer:?}"
+                );
+            }
+        }
+    });
+}
