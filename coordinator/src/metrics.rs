@@ -55,8 +55,8 @@ pub struct Metrics {
     pub store_transactions: Counter,
     /// Time to make a group of transactions durable.
     pub store_commit: Histogram,
-    /// Time of one call of a planning role.
-    pub planning: Histogram,
+    /// Time of one call of a planning role, by role.
+    pub planning: Family<Kind, Histogram, fn() -> Histogram>,
     /// API answers by status class.
     pub http: Counters,
     /// Nodes that joined, renewed or were refused.
@@ -91,7 +91,9 @@ impl Metrics {
             store_transactions: Counter::default(),
             // A group costs one flush of the disk: 0.2 ms to a second.
             store_commit: Histogram::new(exponential_buckets(0.000_25, 2.0, 13)),
-            planning: Histogram::new(exponential_buckets(0.000_1, 2.5, 12)),
+            planning: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.000_1, 2.5, 12))
+            }),
             http: Family::default(),
             joins: Family::default(),
             artifact_bytes: Counter::default(),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use compass_shared::api::TrialView;
-use compass_shared::ids::{NodeId, QueryId, TrialId};
+use compass_shared::ids::{Generation, NodeId, QueryId, TrialId};
 use compass_shared::model::cluster::{Cluster, PriceSheet, Resources};
 use compass_shared::model::pipeline::Configuration;
 use compass_shared::model::trial::{RunStage, StageDone, StageFailure};
@@ -21,9 +21,12 @@ use crate::fleet::Fleet;
 use crate::metrics::{Metrics, count};
 use crate::queries::Queries;
 use crate::settings::Settings;
-use crate::store::Office;
+use crate::store::records::PlanRecord;
+use crate::store::{Office, StoreError, get};
 use crate::tokens::Tokens;
 
+/// How often a note on a plan is tried again: only the scheduler and the nodes' sessions write there.
+const NOTE_TRIES: usize = 8;
 /// Stage runs kept for reports.
 const TRIALS_MAX: usize = 5_000;
 
@@ -57,8 +60,10 @@ pub struct Plane {
     pub dispatch: Dispatch,
     /// Where explorers and the profiler think.
     pub search_pool: ComputePool,
-    /// Where the monitor and the scheduler think: apart from the searches, so that a repair never waits for one.
-    pub urgent_pool: ComputePool,
+    /// Where the scheduler thinks: apart from the searches, so that a repair never waits for one.
+    pub schedule_pool: ComputePool,
+    /// Where the monitor thinks: apart from the scheduler, so that nothing is noticed late because a plan is being chosen.
+    pub watch_pool: ComputePool,
     /// The newest picture of the fleet.
     pub picture: Picture,
     /// Stage runs.
@@ -71,6 +76,32 @@ impl Plane {
     /// Whether plans are to stay as they are: without re-planning, once every query has a plan.
     pub fn is_frozen(&self) -> bool {
         !self.settings.replan && self.queries.all_have_plans()
+    }
+
+    /// Notes something on a plan's record; nothing when there is no such plan.
+    ///
+    /// # Errors
+    /// When the store fails, or others change the same record all the time.
+    pub async fn note_on_plan(
+        &self,
+        query: &QueryId,
+        generation: Generation,
+        note: impl Fn(&mut PlanRecord),
+    ) -> Result<(), StoreError> {
+        let key = PlanRecord::key_of(query, generation);
+        let mut tries = 0;
+        loop {
+            let Some((mut record, revision)) = get::<PlanRecord>(self.office.store(), &key)? else {
+                return Ok(());
+            };
+            note(&mut record);
+            let transaction = self.office.begin();
+            let transaction = transaction.expecting(&key, Some(revision)).put(&record);
+            match self.office.commit(transaction).await {
+                Err(StoreError::Conflict { .. }) if tries < NOTE_TRIES => tries += 1,
+                result => return result.map(drop),
+            }
+        }
     }
 }
 

@@ -179,23 +179,22 @@ impl Coordinator {
             api.abort();
             let _ = api.await;
         }
-        let mut plane = self.plane;
+        // What still holds the office (requests under way, the audit log's writer with its last lines) lets go of it now.
+        let office = Arc::downgrade(&self.plane.office);
+        drop(self.plane);
         let waited = tokio::time::Instant::now();
-        loop {
-            match Arc::try_unwrap(plane) {
-                Ok(last) => return drop(last),
-                Err(shared) if waited.elapsed() < CLOSE => plane = shared,
-                Err(shared) => {
-                    tracing::warn!(holders = Arc::strong_count(&shared), "something still runs");
-                    return;
-                }
+        while office.strong_count() > 0 {
+            if waited.elapsed() > CLOSE {
+                tracing::warn!(holders = office.strong_count(), "something still runs");
+                return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
 
-async fn build(
+/// Opens the data folder and puts the parts together; nothing runs yet but the audit log's writer.
+pub(crate) async fn build(
     settings: Settings,
     wall: Arc<WallClock>,
 ) -> anyhow::Result<(
@@ -238,7 +237,8 @@ async fn build(
         roles,
         dispatch: Dispatch::default(),
         search_pool: ComputePool::for_this_machine(),
-        urgent_pool: ComputePool::new(1),
+        schedule_pool: ComputePool::new(1),
+        watch_pool: ComputePool::new(1),
         trials: TrialLog::default(),
         health: Health::default(),
         office,

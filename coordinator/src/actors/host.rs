@@ -105,7 +105,7 @@ async fn start_monitor(
 ) -> Result<(), String> {
     let core = MonitorRole::build(plane);
     let performer = Arc::new(MonitorPerformer(plane.clone()));
-    let pool = &plane.urgent_pool;
+    let pool = &plane.watch_pool;
     let parts = parts(plane, core, "fleet", performer, pool, lifeline);
     let address = start_role(parts);
     plane.roles.monitor.set(address.clone());
@@ -123,7 +123,7 @@ async fn start_scheduler(
         .await
         .map_err(|error| error.to_string())?;
     let performer = Arc::new(SchedulerPerformer(plane.clone()));
-    let pool = &plane.urgent_pool;
+    let pool = &plane.schedule_pool;
     let parts = parts(plane, core, "assignment", performer, pool, lifeline);
     let address = start_role(parts);
     plane.roles.scheduler.set(address.clone());

@@ -27,6 +27,19 @@ use role::{Retire, Role, RoleActor, Tell};
 struct Addresses<I: Send + 'static> {
     tell: Recipient<Tell<I>>,
     retire: Recipient<Retire>,
+    #[cfg(test)]
+    crash: Recipient<role::Crash>,
+}
+
+impl<I: Send + Unpin + 'static> Addresses<I> {
+    fn of<R: Role<Input = I> + Unpin>(address: Addr<RoleActor<R>>) -> Self {
+        Self {
+            tell: address.clone().recipient(),
+            #[cfg(test)]
+            crash: address.clone().recipient(),
+            retire: address.recipient(),
+        }
+    }
 }
 
 /// Where a role's present actor is.
@@ -68,14 +81,18 @@ impl<I: Send + 'static> Slot<I> {
     where
         I: Unpin,
     {
-        let addresses = Addresses {
-            tell: address.clone().recipient(),
-            retire: address.recipient(),
-        };
+        let addresses = Addresses::of(address);
         *self
             .addresses
             .write()
             .unwrap_or_else(PoisonError::into_inner) = Some(addresses);
+    }
+
+    /// Makes the present actor panic.
+    #[cfg(test)]
+    fn crash(&self) {
+        let addresses = self.addresses.read().unwrap();
+        addresses.as_ref().unwrap().crash.do_send(role::Crash);
     }
 
     /// Ends the actor for good.
@@ -173,10 +190,7 @@ impl Roles {
     }
 
     fn set_explorer(&self, query: &QueryId, address: Addr<RoleActor<explorer::ExplorerRole>>) {
-        let slot = Addresses {
-            tell: address.clone().recipient(),
-            retire: address.recipient(),
-        };
+        let slot = Addresses::of(address);
         let mut explorers = self
             .explorers
             .write()
@@ -192,6 +206,20 @@ impl Roles {
         if let Some(slot) = explorers.remove(query) {
             slot.retire.do_send(Retire);
         }
+    }
+}
+
+#[cfg(test)]
+impl Roles {
+    fn crash_explorer(&self, query: &QueryId) {
+        self.explorers.read().unwrap()[query]
+            .crash
+            .do_send(role::Crash);
+    }
+
+    fn has_explorer(&self, query: &QueryId) -> bool {
+        let explorers = self.explorers.read().unwrap();
+        explorers.get(query).is_some_and(|one| one.tell.connected())
     }
 }
 

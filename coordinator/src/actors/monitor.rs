@@ -139,7 +139,7 @@ impl Perform<Effect> for MonitorPerformer {
             Effect::Cluster { cluster, triggers } => {
                 plane.picture.set_cluster(cluster.clone());
                 for trigger in &triggers {
-                    record(plane, "fleet".to_owned(), trigger);
+                    record(plane, object_of(trigger), trigger);
                 }
                 plane.roles.profiler.tell(profiler::Input::Cluster {
                     cluster: cluster.clone(),
@@ -178,6 +178,20 @@ impl Perform<Effect> for MonitorPerformer {
             }
         }
         Ok(())
+    }
+}
+
+/// What a trigger of the fleet is about.
+fn object_of(trigger: &Trigger) -> String {
+    match trigger {
+        Trigger::NodeJoined(node)
+        | Trigger::NodeLost(node)
+        | Trigger::ShareNotAchieved { node, .. }
+        | Trigger::PlanNotApplied { node, .. } => format!("node {node}"),
+        Trigger::LinkDegraded { from, to, .. } | Trigger::LinkRecovered { from, to, .. } => {
+            format!("link {from}->{to}")
+        }
+        _ => "fleet".to_owned(),
     }
 }
 

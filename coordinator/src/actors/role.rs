@@ -16,7 +16,7 @@ use compass_shared::time::Moment;
 use super::supervisor::Lifeline;
 use crate::clock::Clock;
 use crate::compute::{ComputePool, Panicked};
-use crate::metrics::{Metrics, count};
+use crate::metrics::{Kind, Metrics, count};
 
 #[cfg(test)]
 mod tests;
@@ -182,7 +182,9 @@ where
                     for fact in facts {
                         effects.extend(core.handle(clock.now(), fact));
                     }
-                    metrics.planning.observe(begun.elapsed().as_secs_f64());
+                    let kind = Kind { kind: R::KIND };
+                    let took = begun.elapsed().as_secs_f64();
+                    metrics.planning.get_or_create(&kind).observe(took);
                     (core, effects)
                 })
                 .await
@@ -269,5 +271,23 @@ where
     fn handle(&mut self, _: Retire, context: &mut Context<Self>) {
         self.lifeline.finish();
         context.stop();
+    }
+}
+
+/// Makes an actor panic in its handler, for tests.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub(crate) struct Crash;
+
+#[cfg(test)]
+impl<R: Role + Unpin> Handler<Crash> for RoleActor<R>
+where
+    R::Input: Unpin,
+{
+    type Result = ();
+
+    fn handle(&mut self, _: Crash, _: &mut Context<Self>) {
+        panic!("injected");
     }
 }

@@ -282,13 +282,14 @@ impl SchedulerPerformer {
             operators: plan.operators.clone(),
         };
         plane.roles.tell_explorer(&query, fact);
-        let key = PlanRecord::key_of(&query, plan.generation);
-        if let Some((mut record, _)) = get::<PlanRecord>(plane.office.store(), &key)? {
-            record.detected_unix_ms = plane.clock.unix_ms(noticed);
-            record.committed_unix_ms = plane.clock.unix_ms(switched);
-            let transaction = plane.office.begin().put(&record);
-            plane.office.commit(transaction).await?;
-        }
+        let detected = plane.clock.unix_ms(noticed);
+        let committed = plane.clock.unix_ms(switched);
+        plane
+            .note_on_plan(&query, plan.generation, |record| {
+                record.detected_unix_ms = detected;
+                record.committed_unix_ms = committed;
+            })
+            .await?;
         Ok(())
     }
 }

@@ -65,8 +65,14 @@ async fn of_reports_only_the_newest_unread_one_is_seen() {
     assert_eq!(heard[0].report.as_ref().unwrap().sequence, 3);
     assert!(fleet.take_heard().is_empty());
     let text = fleet.metrics.text();
-    assert!(text.contains("reports_dropped_total{kind=\"superseded\"} 1"), "{text}");
-    assert!(text.contains("reports_dropped_total{kind=\"stale\"} 1"), "{text}");
+    assert!(
+        text.contains("reports_dropped_total{kind=\"superseded\"} 1"),
+        "{text}"
+    );
+    assert!(
+        text.contains("reports_dropped_total{kind=\"stale\"} 1"),
+        "{text}"
+    );
     edge.stamp(fleet.clock.now());
     let heard = fleet.take_heard();
     assert!(heard[0].report.is_none(), "a pong says only that it lives");
@@ -93,7 +99,11 @@ async fn field_007_impossible_figures_are_dropped_on_arrival() {
         sent_bytes: 0,
         received_bytes: 0,
     };
-    blank.links = vec![link(Some(f64::INFINITY), 0.0), link(None, 7.0), link(Some(3.0), 0.0)];
+    blank.links = vec![
+        link(Some(f64::INFINITY), 0.0),
+        link(None, 7.0),
+        link(Some(3.0), 0.0),
+    ];
     fleet.report(&edge, blank);
     let kept = edge.report().unwrap();
     assert_eq!(kept.telemetry.host.cpu_busy_percent.value, None);

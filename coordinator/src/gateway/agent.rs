@@ -23,7 +23,7 @@ use crate::events::{Event, now_unix_ms};
 use crate::fleet::{Outgoing, Seat};
 use crate::metrics::count;
 use crate::plane::Plane;
-use crate::store::records::{NodeRecord, PlanRecord};
+use crate::store::records::NodeRecord;
 use crate::store::{StoreError, get};
 
 /// Largest message of an agent, encoded: a finished stage with its outputs.
@@ -383,17 +383,13 @@ fn is_possible(event: &AgentEvent) -> bool {
 /// A node has carried out a target: plans that are thereby in force everywhere get their time.
 async fn note_applied(plane: &Plane, node: &NodeId, commit: compass_shared::ids::Commit) {
     for (query, generation) in plane.dispatch.applied(node, commit) {
-        let key = PlanRecord::key_of(&query, generation);
-        let Ok(Some((mut record, revision))) = get::<PlanRecord>(plane.office.store(), &key) else {
-            continue;
-        };
-        record.applied_unix_ms = Some(now_unix_ms());
-        let transaction = plane
-            .office
-            .begin()
-            .expecting(&key, Some(revision))
-            .put(&record);
-        if let Err(error) = plane.office.commit(transaction).await {
+        let now = now_unix_ms();
+        let noted = plane
+            .note_on_plan(&query, generation, |record| {
+                record.applied_unix_ms = Some(now);
+            })
+            .await;
+        if let Err(error) = noted {
             tracing::warn!(%query, %generation, %error, "time of application not recorded");
         }
         tracing::info!(%query, %generation, %commit, "plan applied on all its nodes");
