@@ -49,6 +49,8 @@ fn report(sequence: u64) -> AgentReport {
         instances: vec![],
         content: vec![],
         applied: None,
+        sent_bytes: 0,
+        received_bytes: 0,
     }
 }
 

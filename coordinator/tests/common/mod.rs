@@ -195,6 +195,23 @@ impl Api {
         created.token
     }
 
+    /// Posts a body that may be refused before it is read to its end: the server then hangs up on the rest, and a client that is
+    /// still writing may lose the answer with it. Asks again until it has one.
+    pub async fn post_until_answered(
+        &self,
+        path: &str,
+        content_type: &'static str,
+        body: &str,
+    ) -> Answer {
+        for _ in 0..50 {
+            let sent = self.try_send("POST", path, content_type, body.into());
+            if let Ok(answer) = sent.await {
+                return answer;
+            }
+        }
+        panic!("{path} gave no answer to a body of {} bytes", body.len());
+    }
+
     async fn send(
         &self,
         method: &'static str,
@@ -202,6 +219,18 @@ impl Api {
         content_type: &'static str,
         body: Vec<u8>,
     ) -> Answer {
+        self.try_send(method, path, content_type, body)
+            .await
+            .unwrap()
+    }
+
+    async fn try_send(
+        &self,
+        method: &'static str,
+        path: &str,
+        content_type: &'static str,
+        body: Vec<u8>,
+    ) -> Result<Answer, ureq::Error> {
         let url = format!("http://{}{path}", self.address);
         let bearer = format!("Bearer {}", self.token);
         tokio::task::spawn_blocking(move || {
@@ -224,11 +253,11 @@ impl Api {
                     .content_type(content_type)
                     .send(&body[..]),
             };
-            let mut answer = answer.unwrap();
-            Answer {
+            let mut answer = answer?;
+            Ok(Answer {
                 status: answer.status().as_u16(),
-                body: answer.body_mut().read_to_string().unwrap(),
-            }
+                body: answer.body_mut().read_to_string()?,
+            })
         })
         .await
         .unwrap()
