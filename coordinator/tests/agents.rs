@@ -329,9 +329,12 @@ fn field_046_a_flood_of_reports_loses_no_node() {
             .iter()
             .find(|event| event.message.contains("lost") || event.message.contains("ended"));
         assert!(lost.is_none(), "{lost:?}");
-        let metrics = rig.api.get("/metrics").await.body;
         let expected = format!("compass_coordinator_reports_total {}", AGENTS * REPORTS);
-        assert!(metrics.contains(&expected), "{metrics}");
+        until("every report to be counted", async || {
+            let metrics = rig.api.get("/metrics").await.body;
+            metrics.contains(&expected).then_some(())
+        })
+        .await;
         drop((quiet, agents));
     });
 }
