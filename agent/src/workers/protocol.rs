@@ -113,6 +113,8 @@ pub(crate) enum Answer {
         broken: Vec<String>,
         /// Whether the kernel holds the CPU share.
         cpu_enforced: bool,
+        /// The bound on its memory that was set, in bytes.
+        memory_bytes: Option<u64>,
     },
     /// To `start`: it is warm.
     Ready {
