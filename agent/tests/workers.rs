@@ -219,6 +219,14 @@ async fn what_cannot_be_started_says_why() {
         matches!(&silent, WorkerError::Crashed(words) if words.contains("exit status 0")),
         "{silent:?}"
     );
+    let chatty = Runtime::Process {
+        command: ["echo", "loading the model"].map(str::to_owned).to_vec(),
+    };
+    let chatty = start(&all, target(7, chatty), None).await;
+    assert!(
+        matches!(&chatty, WorkerError::Crashed(words) if words.contains("is no worker's message")),
+        "{chatty:?}"
+    );
     let mute = Runtime::Process {
         command: vec!["sleep".to_owned(), "1000".to_owned()],
     };

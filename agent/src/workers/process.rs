@@ -8,14 +8,14 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use compass_shared::model::catalogue::Runtime;
 use compass_shared::model::cluster::Resources;
 use compass_shared::model::plan::InstanceTarget;
 use compass_shared::model::telemetry::Enforcement;
-use rustix::process::{Pid, Resource, Rlimit, Signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 use serde::Serialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
@@ -40,6 +40,8 @@ const TRIAL_NICENESS: i32 = 5;
 /// Lines of standard error kept as last words, and bytes per line.
 const LAST_LINES: usize = 6;
 const LINE_BYTES_MAX: u64 = 1000;
+/// How long one that has closed its streams may take to end by itself.
+const LAST_MOMENTS: Duration = Duration::from_millis(500);
 /// After a kill, how long to wait for the last of standard error and for the body.
 const BURIAL_WITHIN: Duration = Duration::from_secs(2);
 
@@ -256,21 +258,19 @@ impl Process {
 
     /// Kills what is left of it and says why it ended, as well as can be known.
     pub(super) async fn bury(mut self, error: &io::Error) -> String {
-        // One that closed its streams is about to exit, and its own exit status says more than our signal. It is not reaped before the
-        // group is killed, so the group's number still means this group.
-        let own_end =
-            tokio::time::timeout(Duration::from_millis(500), &mut self.stderr_reader).await;
+        // One that closed its streams is about to exit, and its own exit status says more than our signal would.
+        let is_ending = !matches!(
+            error.kind(),
+            io::ErrorKind::InvalidData | io::ErrorKind::TimedOut
+        );
+        let ended_itself = is_ending && self.ends_itself().await;
         kill_group(self.pid);
         let status = tokio::time::timeout(BURIAL_WITHIN, self.child.wait()).await;
-        if own_end.is_err() {
-            let _ = tokio::time::timeout(BURIAL_WITHIN, &mut self.stderr_reader).await;
-        }
-        let how = match status {
-            Ok(Ok(status)) => match (status.code(), status.signal()) {
-                (_, Some(signal)) if own_end.is_ok() => format!("ended by signal {signal}"),
-                (Some(code), _) => format!("exit status {code}"),
-                _ => format!("killed: {error}"),
-            },
+        let _ = tokio::time::timeout(BURIAL_WITHIN, &mut self.stderr_reader).await;
+        let status = status.ok().and_then(Result::ok).filter(|_| ended_itself);
+        let how = match status.map(|status| (status.code(), status.signal())) {
+            Some((_, Some(signal))) => format!("ended by signal {signal}"),
+            Some((Some(code), _)) => format!("exit status {code}"),
             _ => format!("killed: {error}"),
         };
         let lines = self
@@ -283,6 +283,23 @@ impl Process {
         } else {
             format!("{how}: {}", words.join(" | "))
         }
+    }
+
+    /// Waits a moment for it to end. It is not reaped, so that its group's number still means its group.
+    async fn ends_itself(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let Some(pid) = as_pid(self.pid) else {
+            return false;
+        };
+        let begun = Instant::now();
+        while begun.elapsed() < LAST_MOMENTS {
+            match rustix::process::waitid(WaitId::Pid(pid), options) {
+                Ok(None) => tokio::time::sleep(Duration::from_millis(2)).await,
+                Ok(Some(_)) => return true,
+                Err(_) => return false,
+            }
+        }
+        false
     }
 }
 
