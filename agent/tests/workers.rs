@@ -220,7 +220,10 @@ async fn what_cannot_be_started_says_why() {
         "{silent:?}"
     );
     let chatty = Runtime::Process {
-        command: ["echo", "loading the model"].map(str::to_owned).to_vec(),
+        // It reads on, so that what it said is noticed before a broken pipe is.
+        command: ["sh", "-c", "echo loading the model; exec cat > /dev/null"]
+            .map(str::to_owned)
+            .to_vec(),
     };
     let chatty = start(&all, target(7, chatty), None).await;
     assert!(
