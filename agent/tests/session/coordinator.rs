@@ -127,8 +127,9 @@ impl Coordinator {
         let endpoint = self.endpoint.lock().await;
         let (_, session) = endpoint.accept().await.unwrap();
         let deadline = Deadline::after(PATIENCE);
-        // A node may hang up with its certificate before all is said; whether it has joined, it says itself.
-        let _ = join::serve(&*session, &self.authority, &Registrar, deadline).await;
+        join::serve(&*session, &self.authority, &Registrar, deadline)
+            .await
+            .unwrap();
     }
 }
 

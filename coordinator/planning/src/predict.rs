@@ -66,7 +66,7 @@ impl Default for PredictSettings {
             app_hop_ms: 1.5,
             utilisation_max: 0.7,
             link_utilisation_max: 0.8,
-            latency_margin: 0.15,
+            latency_margin: 0.25,
             emulated_class_deviation: 0.1,
             unknown_class_deviation: 0.5,
             assumed_bandwidth: Bandwidth(50_000_000),

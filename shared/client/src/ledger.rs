@@ -65,7 +65,7 @@ impl Ledger {
         }
     }
 
-    /// A result arrived. `None` when the frame has ended before (a duplicate, or after its deadline).
+    /// A result arrived. `None` when the frame has ended before (a duplicate) or comes after its deadline, which [`Self::sweep`] finds.
     pub fn result(
         &mut self,
         now: Moment,
@@ -75,7 +75,7 @@ impl Ledger {
         let open = self.open.get(&frame)?;
         let latency = now.since(open.sent);
         if latency > self.deadline {
-            self.end(frame, Outcome::Expired);
+            // The next sweep ends it, and tells the app.
             return None;
         }
         let outcome = if self.bound.is_some_and(|bound| latency > bound) {
@@ -207,6 +207,19 @@ mod tests {
             (3, 1, 1, 1)
         );
         assert_eq!(total.attainment(), Some(1.0 / 3.0));
+    }
+
+    #[test]
+    fn a_result_past_the_deadline_leaves_the_frame_to_the_sweep_so_that_the_app_hears_of_its_end() {
+        let mut ledger = ledger();
+        ledger.sent(at(0), FrameId(1), true);
+        assert_eq!(
+            ledger.result(at(1250), FrameId(1), Generation(1)),
+            None,
+            "too late to count as a result"
+        );
+        assert_eq!(ledger.sweep(at(1300)), [FrameId(1)]);
+        assert_eq!(ledger.total().expired, 1);
     }
 
     #[test]

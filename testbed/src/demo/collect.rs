@@ -1,6 +1,6 @@
 //! From what the passes saw to the record of the run.
 //!
-//! Start at [`nodes`]. Figures only; what they mean for the verdict is decided in [`super::verdict`].
+//! Start at [`record`]. Figures only; what they mean for the verdict is decided in [`super::verdict`].
 
 use std::collections::BTreeMap;
 
@@ -14,6 +14,9 @@ use super::record::{
     Quantiles, ReplanRecord, TrialRecord, mean_accuracy, quantile, quantiles,
 };
 use super::scenario::{CAMERA, COORDINATOR, MEASURED, Scenario};
+
+#[cfg(test)]
+mod tests;
 
 /// Names of the phases, in order.
 pub(crate) const PHASES: [&str; 3] = ["day, good uplink", "uplink cut to 1/20", "lights out"];

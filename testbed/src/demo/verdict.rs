@@ -10,6 +10,9 @@ use super::pass::{Act, Pass};
 use super::record::{CheckRecord, HostRecord, PhaseRecord, ReplanRecord, RunRecord};
 use super::report::text::{hourly, milliseconds, percent, seconds};
 
+#[cfg(test)]
+mod tests;
+
 /// Above this a relay or a timer was too late for latencies to mean anything.
 const LATENESS_MAX_MS: f64 = 10.0;
 /// Above this the host had no room for what the demo emulates.

@@ -10,7 +10,7 @@ mod tables;
 pub(super) mod text;
 
 #[cfg(test)]
-mod fixture;
+pub(super) mod fixture;
 #[cfg(test)]
 mod tests;
 
