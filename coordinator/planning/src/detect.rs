@@ -29,7 +29,8 @@ mod tests;
 pub struct DetectSettings {
     /// A node of which nothing was heard for this long is lost.
     pub silence: Duration,
-    /// The same when a neighbour confirms that it does not answer either.
+    /// The same when a neighbour confirms that it does not answer either, or its session has ended. More than the second between two
+    /// reports: behind a narrow link a neighbour is unreachable for others and well for us.
     pub silence_confirmed: Duration,
     /// The same when neighbours still receive data from it: it works, only its way to the coordinator does not.
     pub silence_seen_by_peers: Duration,
@@ -69,7 +70,7 @@ impl Default for DetectSettings {
     fn default() -> Self {
         Self {
             silence: Duration::from_millis(2300),
-            silence_confirmed: Duration::from_millis(900),
+            silence_confirmed: Duration::from_millis(1500),
             silence_seen_by_peers: Duration::from_secs(15),
             link_degraded_ratio: 0.6,
             link_recovered_ratio: 1.5,
