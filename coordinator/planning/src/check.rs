@@ -429,5 +429,6 @@ pub fn step(step: &Step<'_>) -> Vec<Violation> {
     for one in step.queries.values() {
         targets::query(step, one, &mut findings);
     }
+    targets::instances(step, &mut findings);
     findings.0
 }

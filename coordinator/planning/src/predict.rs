@@ -682,6 +682,11 @@ impl<'a> Model<'a> {
         stage.rate_hz * stage.work.mean_ms / 1e3 / share.cores().clamp(1e-3, 1.0)
     }
 
+    /// Mean time of an operator on a full core, in ms.
+    pub fn work_ms(&self, position: usize) -> f64 {
+        self.stages[position].work.mean_ms
+    }
+
     /// Price of a core for an hour where an operator runs.
     pub fn core_price(&self, position: usize) -> f64 {
         self.stages[position].core_price

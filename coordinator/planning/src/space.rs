@@ -29,6 +29,9 @@ const NODES_MAX: usize = 24;
 /// Placements considered for one query; the depth-first order visits near nodes first.
 const PLACEMENTS_MAX: usize = 4096;
 
+/// Keeps a knob at its cheapest from making everything else count for nothing.
+const CAUTION_OFFSET: f64 = 0.1;
+
 /// Why a query has no space.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSpace {
@@ -296,20 +299,29 @@ impl Space {
         features
     }
 
-    /// How close to golden a point is, 0 to 1: the mean position over its knobs, filters included. What to fall back on when nothing
-    /// is known of the accuracy.
+    /// How close to golden a point is, 0 to 1: the geometric mean of the positions of its knobs, filters included. What to fall back on
+    /// when nothing is known of the accuracy; geometric, because one knob at its cheapest spoils what all others do.
     pub fn caution(&self, point: &Point) -> f64 {
-        let positions: Vec<f64> = self
+        let logs: Vec<f64> = self
             .dimensions
             .iter()
-            .enumerate()
-            .filter(|(_, d)| d.values.len() > 1)
-            .map(|(i, d)| point.0[i] as f64 / (d.values.len() - 1) as f64)
+            .zip(&point.0)
+            .filter(|(d, _)| d.values.len() > 1)
+            .map(|(d, value)| {
+                let last = d.values.len() - 1;
+                let position = match d.ordinal {
+                    true => *value as f64 / last as f64,
+                    // Without an order all that is known is which one is golden.
+                    false if *value == last => 1.0,
+                    false => 0.5,
+                };
+                ((position + CAUTION_OFFSET) / (1.0 + CAUTION_OFFSET)).ln()
+            })
             .collect();
-        if positions.is_empty() {
+        if logs.is_empty() {
             return 1.0;
         }
-        positions.iter().sum::<f64>() / positions.len() as f64
+        (logs.iter().sum::<f64>() / logs.len() as f64).exp()
     }
 
     /// Positions of an operator and all its ancestors.

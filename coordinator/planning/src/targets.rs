@@ -19,7 +19,7 @@ use compass_shared::model::query::Query;
 use compass_shared::units::Millicores;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// One query as the fleet has to carry it out now.
 #[derive(Debug, Clone)]
@@ -171,7 +171,8 @@ fn squeeze(instances: &mut [(InstanceTarget, Grant)], capacity: Millicores) {
     let wanted = sum(&|g| g.wanted.cpu.0);
     let (firm, floors) = (sum(&firm_of), sum(&floor_of));
     let least = (firm as f64 * FIRM_PART).ceil() as u64 + floors;
-    let is_tight = wanted > capacity && least <= capacity;
+    // What takes new frames must fit by itself: only an overlap is squeezed.
+    let is_tight = wanted > capacity && firm <= capacity && least <= capacity;
     // Of what is there, first the floors, then the firm shares, then the rest, each in proportion.
     let for_firm = firm.min(capacity.saturating_sub(floors));
     let for_rest = capacity.saturating_sub(floors + for_firm);

@@ -1,8 +1,10 @@
 //! The least shares with which a placement still meets its SLOs.
 //!
-//! From full cores, each operator's share is lowered to the least level of a grid at which latency (margin included) and utilisation
-//! still hold, one operator after the other: once the dearest cores first, once the cheapest first. The cheaper result is taken. Since
-//! latency falls with share, the least level is found by bisection. No trial is needed: latency against share is modelled.
+//! To spend latency where it buys most, shares should go with the square root of work over price: that minimises Σ price · share while
+//! Σ work / share stays what it is. From such a start (once with prices, once with all cores alike, for crowded nodes) and from full
+//! cores, each operator's share is then lowered to the least level of a grid at which latency (margin included) and utilisation still
+//! hold, the dearest cores first or the cheapest first. The cheapest result that fits its nodes is taken. Since latency falls with
+//! share, levels are found by bisection. No trial is needed: latency against share is modelled.
 
 use std::collections::BTreeMap;
 
@@ -74,10 +76,17 @@ pub fn trim(
     let mut dear_first: Vec<usize> = (0..full.len()).collect();
     dear_first.sort_by(|a, b| prices[*b].total_cmp(&prices[*a]).then(a.cmp(b)));
     let cheap_first: Vec<usize> = dear_first.iter().rev().copied().collect();
+    let alike = vec![1.0; full.len()];
+    let starts = [
+        (full.clone(), &dear_first),
+        (full.clone(), &cheap_first),
+        (balanced(context, model, &full, &prices), &dear_first),
+        (balanced(context, model, &full, &alike), &dear_first),
+    ];
     let mut best: Option<Trimmed> = None;
     let mut refused = None;
-    for order in [&dear_first, &cheap_first] {
-        let shares = lower(context, model, &full, order);
+    for (start, order) in starts {
+        let shares = lower(context, model, &start, order);
         if let Err(reason) = fits(context, placement, &shares) {
             refused = Some(reason);
             continue;
@@ -116,6 +125,50 @@ pub fn trim(
         });
     }
     Ok(best)
+}
+
+/// Shares in proportion to the square root of work over price, as small as the latency bound allows; rounded up to levels.
+fn balanced(
+    context: &Context<'_>,
+    model: &Model<'_>,
+    full: &[Millicores],
+    prices: &[f64],
+) -> Vec<Millicores> {
+    let Some(slo) = context.query.slo.latency else {
+        return full.to_vec();
+    };
+    let weights: Vec<f64> = (0..full.len())
+        .map(|i| (model.work_ms(i) / prices[i].max(1e-6)).max(0.0).sqrt())
+        .collect();
+    let most = weights.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let at = |scale: f64| -> Vec<Millicores> {
+        full.iter()
+            .zip(&weights)
+            .map(|(full, weight)| {
+                let wanted = 1000.0 * scale * weight / most;
+                let level = SHARE_LEVELS.iter().find(|l| f64::from(**l) >= wanted);
+                Millicores(level.copied().unwrap_or(SHARE_LEVELS[13]).min(full.0))
+            })
+            .collect()
+    };
+    let holds = |scale: f64| {
+        let latency = model.latency(&at(scale)).at_percentile;
+        stays_below(context, latency, ms(slo.bound))
+    };
+    // The heaviest operator has a full core at 1; lighter ones reach theirs far above.
+    let (mut low, mut high) = (0.01, 100.0);
+    if !holds(high) {
+        return full.to_vec();
+    }
+    for _ in 0..12 {
+        let middle = f64::sqrt(low * high);
+        if holds(middle) {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    at(high)
 }
 
 fn lower(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use compass_shared::ids::{Generation, NodeId};
-use compass_shared::model::plan::{NodeTarget, QueryPlan};
+use compass_shared::model::plan::{NodeTarget, OperatorPlan, QueryPlan};
 
 use super::{Findings, QueryStep, Rule, Step};
 
@@ -141,56 +141,57 @@ pub(super) fn query(step: &Step<'_>, one: &QueryStep<'_>, findings: &mut Finding
         }
     }
     for plan in &one.plans {
-        instances(step, one, plan, findings);
         peers(step, one, plan, findings);
     }
 }
 
-/// Every operator finds its instance; where new frames go, with at least the share the plan grants it.
-fn instances(step: &Step<'_>, one: &QueryStep<'_>, plan: &QueryPlan, findings: &mut Findings) {
+/// Every operator finds its instance; where new frames go, with the shares all plans grant it added up. Where generations overlap, the
+/// one with the new frames may give up a quarter, the others nearly all.
+pub(super) fn instances(step: &Step<'_>, findings: &mut Findings) {
     let mut wanted: BTreeMap<_, u64> = BTreeMap::new();
-    for part in &plan.operators {
-        *wanted.entry((&part.node, part.instance)).or_default() += u64::from(part.share.cpu.0);
+    for one in step.queries.values() {
+        for plan in &one.plans {
+            for part in &plan.operators {
+                let cpu = u64::from(part.share.cpu.0);
+                let least = match (plan.generation == one.current, one.plans.len()) {
+                    (true, 1) => cpu,
+                    (true, _) => cpu * 3 / 4,
+                    (false, _) => 0,
+                };
+                *wanted.entry((&part.node, part.instance)).or_default() += least;
+                configured(step, part, findings);
+            }
+        }
     }
     for ((node, instance), cpu) in wanted {
-        // Where generations overlap, the one with the new frames may give up a quarter, the others nearly all.
-        let cpu = match (plan.generation == one.current, one.plans.len()) {
-            (true, 1) => cpu,
-            (true, _) => cpu * 3 / 4,
-            (false, _) => 1,
-        };
         let Some(target) = step.targets.get(node) else {
             continue;
         };
         let found = target.instances.iter().find(|i| i.instance == instance);
         findings.demand(
-            found.is_some_and(|i| u64::from(i.share.cpu.0) >= cpu),
+            found.is_some_and(|i| u64::from(i.share.cpu.0) >= cpu.max(1)),
+            Rule::InstancePresent,
+            || format!("{node}: {instance} is missing or has less than {cpu}m"),
+        );
+    }
+}
+
+fn configured(step: &Step<'_>, part: &OperatorPlan, findings: &mut Findings) {
+    let told = step
+        .targets
+        .get(&part.node)
+        .and_then(|t| t.instances.iter().find(|i| i.instance == part.instance));
+    if let Some(told) = told {
+        findings.demand(
+            told.configuration == part.configuration && told.artifact == part.artifact,
             Rule::InstancePresent,
             || {
                 format!(
-                    "{node}: {instance} of {} is missing or has less than {cpu}m",
-                    plan.query
+                    "{}: {} is told another configuration or model",
+                    part.node, part.operator
                 )
             },
         );
-    }
-    for part in &plan.operators {
-        let told = step
-            .targets
-            .get(&part.node)
-            .and_then(|t| t.instances.iter().find(|i| i.instance == part.instance));
-        if let Some(told) = told {
-            findings.demand(
-                told.configuration == part.configuration && told.artifact == part.artifact,
-                Rule::InstancePresent,
-                || {
-                    format!(
-                        "{}: {} is told another configuration or model",
-                        part.node, part.operator
-                    )
-                },
-            );
-        }
     }
 }
 

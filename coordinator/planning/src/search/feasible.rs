@@ -102,7 +102,9 @@ impl Search for Feasible {
         {
             self.take(&mut asks, point, Why::Warm, 0.0);
         }
-        while asks.len() < count && self.starts < self.settings.start_points {
+        // Once enough is known, by whatever means, the sequence has nothing to add.
+        let is_new = self.told.len() < self.settings.start_points as usize;
+        while is_new && asks.len() < count && self.starts < self.settings.start_points {
             let fresh = (self.starts..SEQUENCE_MAX)
                 .map(|n| self.sequence(view.space, n))
                 .find(|p| !self.asked.contains(p) && !self.failed.contains(p));

@@ -46,6 +46,8 @@ pub(super) struct Outlook<'a> {
     sizes: Vec<Option<Ridge>>,
     scenarios: Vec<Scenario>,
     caution: f64,
+    /// What holding answers costs, by the interval between them.
+    held: Vec<(f64, f64)>,
     normal: Normal,
 }
 
@@ -124,6 +126,10 @@ impl<'a> Outlook<'a> {
                 .collect(),
             scenarios,
             caution,
+            held: (view.space.with_filters(&view.space.golden()).iter())
+                .map(|point| answer_interval(context, &view.space.configuration(point)))
+                .map(|interval| (interval, held_part(context, interval)))
+                .collect(),
             normal: Normal::new(0.0, 1.0).expect("0 and 1 are a mean and a deviation"),
         }
     }
@@ -271,7 +277,9 @@ impl<'a> Outlook<'a> {
         };
         let likely = |open: &Point| {
             let configuration = self.view.space.configuration(open);
-            let held = self.held_part(answer_interval(&self.view.context, &configuration));
+            let interval = answer_interval(&self.view.context, &configuration);
+            let known = self.held.iter().find(|(i, _)| *i == interval);
+            let held = known.map_or(1.0, |(_, part)| *part);
             self.normal
                 .cdf((guess.mean * held - floor) / guess.deviation.max(1e-6))
         };
@@ -286,27 +294,6 @@ impl<'a> Outlook<'a> {
             })
             .find(|(_, p)| *p >= 0.8 * best)
             .unwrap_or_else(|| (point.clone(), best))
-    }
-
-    /// Mean accuracy with answers held over an interval, relative to answering every frame, as seen so far.
-    fn held_part(&self, interval: f64) -> f64 {
-        let parts: Vec<f64> = self
-            .view
-            .context
-            .profile
-            .configurations
-            .values()
-            .filter_map(|row| {
-                let all = row.accuracy(1.0)?.value;
-                let held = row.accuracy(interval)?.value;
-                (all > 0.0).then_some(held / all)
-            })
-            .collect();
-        if parts.is_empty() {
-            // Nothing seen: an answer loses a tenth of its worth with each doubling of the interval.
-            return 0.9_f64.powf(interval.max(1.0).log2());
-        }
-        parts.iter().sum::<f64>() / parts.len() as f64
     }
 
     fn guess_accuracy(&self, point: &Point) -> Option<Guess> {
@@ -372,6 +359,25 @@ impl<'a> Outlook<'a> {
             .sum::<f64>()
             .max(STAGE_OVERHEAD_S)
     }
+}
+
+/// Mean accuracy with answers held over an interval, relative to answering every frame, as seen so far.
+fn held_part(context: &Context<'_>, interval: f64) -> f64 {
+    let parts: Vec<f64> = context
+        .profile
+        .configurations
+        .values()
+        .filter_map(|row| {
+            let all = row.accuracy(1.0)?.value;
+            let held = row.accuracy(interval)?.value;
+            (all > 0.0).then_some(held / all)
+        })
+        .collect();
+    if parts.is_empty() {
+        // Nothing seen: an answer loses a tenth of its worth with each doubling of the interval.
+        return 0.9_f64.powf(interval.max(1.0).log2());
+    }
+    parts.iter().sum::<f64>() / parts.len() as f64
 }
 
 /// Milliseconds on a core of the host's speed, from the class with the most samples.

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use compass_shared::ids::{Digest, Generation, NodeId, QueryId};
+use compass_shared::ids::{Commit, Digest, Generation, NodeId, QueryId};
 use compass_shared::model::cluster::{Cluster, Resources, Scheduling};
 use compass_shared::model::plan::{PlanStatus, QueryPlan};
 use compass_shared::model::query::Query;
 use compass_shared::model::trigger::{SloKind, Trigger};
 use compass_shared::time::Moment;
 
-use super::state::{QueryState, touches};
+use super::state::{Draining, QueryState, touches};
 use super::{Effect, Persist, Scheduler};
 use crate::candidate::{
     Candidate, Candidates, Front, Preference, Reason, assess, enumerate, shape_of,
@@ -20,7 +20,7 @@ use crate::explain;
 use crate::predict::{Context, usable_bps};
 use crate::profile::QueryProfile;
 use crate::roles::explorer::Proposal;
-use crate::schedule::{Current, Decision, Demand, Problem, schedule};
+use crate::schedule::{Current, Decision, Demand, Problem, Schedule, schedule};
 use crate::space::Space;
 
 /// The least rate a query is planned for, as a part of what it announced: no traffic releases shares but not the plan.
@@ -138,12 +138,7 @@ impl Scheduler {
         self.retarget(effects);
         let Some(last) = triggers.last() else {
             // A mere update repairs nothing that is not broken, but a query without a plan may now have one.
-            let waiting: Vec<_> = self
-                .queries
-                .iter()
-                .filter(|(_, s)| s.intended().is_none() && s.front.is_some())
-                .map(|(id, _)| (id.clone(), Trigger::QueryRegistered))
-                .collect();
+            let waiting = self.waiting();
             self.reconsider(now, now, &waiting, effects);
             return;
         };
@@ -216,6 +211,15 @@ impl Scheduler {
         self.begin(now, now, plan, effects);
     }
 
+    /// Queries that are known and have no plan.
+    pub(super) fn waiting(&self) -> Vec<(QueryId, Trigger)> {
+        self.queries
+            .iter()
+            .filter(|(_, s)| s.intended().is_none() && s.front.is_some())
+            .map(|(id, _)| (id.clone(), Trigger::QueryRegistered))
+            .collect()
+    }
+
     /// All queries with the same trigger.
     fn everyone(&self, trigger: &Trigger) -> Vec<(QueryId, Trigger)> {
         self.queries
@@ -257,6 +261,9 @@ impl Scheduler {
         let Some(cluster) = self.cluster.clone() else {
             return;
         };
+        if causes.is_empty() {
+            return;
+        }
         let mut problem = Problem {
             nodes: capacities(&cluster),
             links: rates(&cluster, &self.settings),
@@ -279,16 +286,35 @@ impl Scheduler {
             options.insert(id.clone(), candidates);
             standings.insert(id.clone(), standing);
         }
-        let chosen = schedule(&problem, &self.settings.schedule);
+        let mut chosen = schedule(&problem, &self.settings.schedule);
+        // A broken plan for which there is nothing better stays, and what it holds is not given to others.
+        let stuck = self.keep_broken(&mut problem, &chosen);
+        if !stuck.is_empty() {
+            chosen = schedule(&problem, &self.settings.schedule);
+        }
+        // Who has to give way goes first: the others are to find the room.
+        for (id, decision) in &chosen.decisions {
+            let is_pushed_out = *decision == Decision::Unserved
+                && self.queries.get(id).is_some_and(|s| s.intended().is_some());
+            if is_pushed_out {
+                self.evict(now, id, effects);
+            }
+        }
         for (id, decision) in chosen.decisions {
             let Some((_, trigger)) = causes.iter().find(|(query, _)| *query == id) else {
                 continue;
             };
             let candidates = &options[&id];
             match decision {
+                Decision::Keep if stuck.contains(&id) => {
+                    self.unserved(&id, trigger, &standings[&id], candidates, effects);
+                }
                 Decision::Keep => self.keep(now, &id, trigger, candidates),
                 Decision::Take(index) => {
                     let candidate = candidates.feasible[index].clone();
+                    if matches!(standings[&id], Standing::Broken(_)) {
+                        self.alarm_if_again(now, &id, trigger, effects);
+                    }
                     self.take(now, noticed, &id, trigger, &candidate, candidates, effects);
                 }
                 Decision::Unserved => {
@@ -296,6 +322,61 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// Lets queries whose plan is broken but cannot be replaced hold on to what they have; tells which.
+    fn keep_broken(&self, problem: &mut Problem, chosen: &Schedule) -> Vec<QueryId> {
+        let mut stuck = Vec::new();
+        for demand in &mut problem.demands {
+            let is_unserved = chosen.decisions.get(&demand.query) == Some(&Decision::Unserved);
+            let plan = self.queries.get(&demand.query).and_then(|s| s.intended());
+            if let (true, None, Some(plan)) = (is_unserved, &demand.current, plan) {
+                let mut nodes = nodes_of(plan);
+                // A node that is gone has nothing to hold.
+                nodes.retain(|id, _| problem.nodes.contains_key(id));
+                demand.current = Some(Current {
+                    content: plan.content_hash(),
+                    nodes,
+                    links: BTreeMap::new(),
+                    cost_usd_per_h: plan.expected.cost_usd_per_h,
+                });
+                demand.may_improve = false;
+                stuck.push(demand.query.clone());
+            }
+        }
+        stuck
+    }
+
+    /// Takes a query's plan away for one of higher priority.
+    fn evict(&mut self, now: Moment, id: &QueryId, effects: &mut Vec<Effect>) {
+        let left_at = Commit {
+            term: self.term,
+            number: self.commits + 1,
+        };
+        let Some(state) = self.queries.get_mut(id) else {
+            return;
+        };
+        state.warming = None;
+        if let Some(plan) = state.current.take() {
+            state.draining.push(Draining {
+                plan,
+                since: now,
+                left_at,
+            });
+        }
+        state.said_infeasible = true;
+        let mut sends = Vec::new();
+        self.retarget(&mut sends);
+        self.assignment.plans.remove(id);
+        self.assignment.commit = self.commit();
+        effects.push(Effect::Persist(Box::new(Persist::Assignment(
+            self.assignment.clone(),
+        ))));
+        effects.push(Effect::Infeasible {
+            query: id.clone(),
+            report: "a query of higher priority needs what this one had".to_owned(),
+        });
+        effects.append(&mut sends);
     }
 
     /// Remembers an improvement that the dwell time holds back.
@@ -309,7 +390,7 @@ impl Scheduler {
             return;
         };
         let saves = best.expected.cost_usd_per_h < plan.expected.cost_usd_per_h * (1.0 - gain);
-        if at > now && saves && shape_of(&plan.operators) != best.shape() {
+        if at > now && saves {
             state.held_back = Some((trigger.clone(), at));
         }
     }
@@ -415,7 +496,6 @@ impl Scheduler {
         }) else {
             return;
         };
-        self.alarm_if_again(now, id, trigger, effects);
         if let Some(state) = self.queries.get_mut(id) {
             state.explanation = Some(explanation.clone());
         }
@@ -438,9 +518,6 @@ impl Scheduler {
         let Some(state) = self.queries.get_mut(id) else {
             return;
         };
-        if !trigger.is_repair() || matches!(trigger, Trigger::QueryRegistered) {
-            return;
-        }
         let cause = trigger.name().to_owned();
         let is_again = state
             .repaired

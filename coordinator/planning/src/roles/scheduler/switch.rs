@@ -267,6 +267,9 @@ impl Scheduler {
         });
         if state.draining.len() != before {
             self.retarget(effects);
+            // There is room that was not there before.
+            let waiting = self.waiting();
+            self.reconsider(now, now, &waiting, effects);
         }
     }
 
