@@ -225,7 +225,8 @@ impl Node {
         self.data_plane.apply(&target);
         for action in actions {
             match action {
-                Action::Start(instance) | Action::Replace(instance) => self.start(instance),
+                Action::Start(instance) => self.start(instance),
+                Action::Replace(instance) => self.replace(instance),
                 Action::Stop(id) => self.stop(id),
             }
         }
@@ -252,6 +253,27 @@ impl Node {
                 failure: None,
             },
         );
+    }
+
+    /// An instance that runs takes another share as it is, and keeps what it remembers; everything else needs a successor.
+    fn replace(self: &Arc<Self>, target: InstanceTarget) {
+        let mut state = self.state();
+        if let Some(slot) = state.slots.get_mut(&target.instance)
+            && let Some(running) = &slot.running
+            && slot.starting.is_none()
+        {
+            let with_its_share = InstanceTarget {
+                share: slot.target.share,
+                ..target.clone()
+            };
+            if with_its_share == slot.target {
+                running.set_share(target.share);
+                slot.target = target;
+                return;
+            }
+        }
+        drop(state);
+        self.start(target);
     }
 
     async fn start_until_it_runs(self: Arc<Self>, target: InstanceTarget) {

@@ -10,7 +10,7 @@ use compass_shared::model::plan::{InstanceTarget, NodeTarget};
 pub enum Action {
     /// Fetch what it needs and start it.
     Start(InstanceTarget),
-    /// It runs, with another share than asked for: start it anew with the right one and change over when that is warm.
+    /// It runs (or starts), but not as asked for: give it its share, or start it anew and change over when that is warm.
     Replace(InstanceTarget),
     /// Finish what it is doing and end it.
     Stop(InstanceId),

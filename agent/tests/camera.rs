@@ -103,7 +103,7 @@ async fn a_rendered_scene_is_answered() {
     }
     assert_eq!(answered, 10);
     for (instance, cpu) in instances.iter().zip(cpu) {
-        let kind = &instance.target().runtime;
+        let kind = instance.target().runtime;
         eprintln!(
             "{kind:?}: {:.2} ms CPU a frame",
             cpu.as_secs_f64() * 1e3 / 10.0

@@ -16,6 +16,7 @@ use compass_agent::workers::{
 };
 use compass_shared::ids::FrameId;
 use compass_shared::model::catalogue::{Fault, Runtime};
+use compass_shared::model::cluster::Resources;
 use compass_shared::model::pipeline::KnobValue;
 use compass_shared::units::Millicores;
 use compass_shared::wire::v1::InstanceState;
@@ -218,6 +219,17 @@ async fn what_cannot_be_started_says_why() {
         matches!(&silent, WorkerError::Crashed(words) if words.contains("exit status 0")),
         "{silent:?}"
     );
+    let chatty = Runtime::Process {
+        // It reads on, so that what it said is noticed before a broken pipe is.
+        command: ["sh", "-c", "echo loading the model; exec cat > /dev/null"]
+            .map(str::to_owned)
+            .to_vec(),
+    };
+    let chatty = start(&all, target(7, chatty), None).await;
+    assert!(
+        matches!(&chatty, WorkerError::Crashed(words) if words.contains("is no worker's message")),
+        "{chatty:?}"
+    );
     let mute = Runtime::Process {
         command: vec!["sleep".to_owned(), "1000".to_owned()],
     };
@@ -280,8 +292,8 @@ async fn an_operator_that_aborts_is_replaced() {
 
 #[tokio::test]
 async fn an_operator_that_spins_is_killed_and_replaced() {
-    let words = misbehave(Fault::SpinAt(2), Duration::from_millis(700)).await;
-    assert_eq!(words, "killed: it did not answer within 700ms");
+    let words = misbehave(Fault::SpinAt(2), Duration::from_millis(2500)).await;
+    assert_eq!(words, "killed: it did not answer within 2.5s");
 }
 
 #[tokio::test]
@@ -344,15 +356,46 @@ async fn an_emulated_device_takes_its_time_and_its_queue_shows() {
 }
 
 #[tokio::test]
+async fn a_share_changes_under_an_instance_that_remembers() {
+    let folder = tempfile::tempdir().unwrap();
+    let workers = Workers::new(settings(folder.path(), Some(0.1)));
+    let instance = workers
+        .start(&synthetic(1, 2000, None), None, Purpose::Live)
+        .await
+        .unwrap();
+    let pid = instance.status().pid;
+    let factor = async |number| {
+        let done = frame(&instance, number).await.unwrap();
+        done.wall.as_secs_f64() / done.cpu.as_secs_f64()
+    };
+    assert!(factor(1).await >= 9.999);
+    let quarter = Resources {
+        cpu: Millicores(250),
+        memory_mib: 32,
+        gpu_percent: 0,
+    };
+    instance.set_share(quarter);
+    assert!(factor(2).await >= 39.999);
+    assert_eq!(
+        (instance.status().pid, instance.report().granted_cores),
+        (pid, 0.25)
+    );
+    assert_eq!(
+        (instance.target().share, workers.granted_live()),
+        (quarter, quarter)
+    );
+}
+
+#[tokio::test]
 async fn a_deadline_ends_the_wait_but_not_the_worker() {
     let folder = tempfile::tempdir().unwrap();
     let workers = Workers::new(settings(folder.path(), Some(0.01)));
     let instance = workers
-        .start(&synthetic(1, 5000, None), None, Purpose::Live)
+        .start(&synthetic(1, 15_000, None), None, Purpose::Live)
         .await
         .unwrap();
     let pid = instance.status().pid;
-    let soon = Duration::from_millis(50);
+    let soon = Duration::from_millis(800);
     let process = async |number| {
         let input = payload("bytes", &b"x"[..]);
         instance

@@ -179,14 +179,19 @@ impl Coordinator {
             api.abort();
             let _ = api.await;
         }
-        // What still holds the office (requests under way, the audit log's writer with its last lines) lets go of it now.
-        let office = Arc::downgrade(&self.plane.office);
+        // What still holds the office (requests under way, the audit log's writer with its last lines) lets go of it now. The last
+        // holder must be this one: a count of zero elsewhere says that the store is being closed, not that its file is free.
+        let mut office = self.plane.office.clone();
         drop(self.plane);
         let waited = tokio::time::Instant::now();
-        while office.strong_count() > 0 {
-            if waited.elapsed() > CLOSE {
-                tracing::warn!(holders = office.strong_count(), "something still runs");
-                return;
+        loop {
+            match Arc::try_unwrap(office) {
+                Ok(last) => return drop(last),
+                Err(shared) if waited.elapsed() < CLOSE => office = shared,
+                Err(shared) => {
+                    tracing::warn!(holders = Arc::strong_count(&shared), "something still runs");
+                    return;
+                }
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -29,13 +29,18 @@ impl Pool {
         workers.start(target, artifact, Purpose::Trial).await
     }
 
-    /// A warm worker for exactly this instance and share.
+    /// A warm worker for this instance, with the share wanted now.
     pub(super) fn take(&self, target: &InstanceTarget) -> Option<Arc<Instance>> {
         let mut idle = lock(&self.idle);
-        let index = idle
-            .iter()
-            .rposition(|(_, worker)| worker.target() == target)?;
-        Some(idle.remove(index).1)
+        let fits = |worker: &Instance| {
+            let mut own = worker.target();
+            own.share = target.share;
+            own == *target
+        };
+        let index = idle.iter().rposition(|(_, worker)| fits(worker))?;
+        let worker = idle.remove(index).1;
+        worker.set_share(target.share);
+        Some(worker)
     }
 
     /// Keeps a worker that has done its work well. One that is not given back is dropped, which ends it.

@@ -114,19 +114,16 @@ fn confine(options: &Options) -> io::Result<Answer> {
     let mut promised = PromisedLimits::default();
     if let Some(memory_mib) = options.memory_mib {
         let cap = memory_mib.saturating_mul(MIB);
-        if options.exec.is_empty() {
-            // Beyond what the program itself maps. The looser bound on addresses catches what the bound on data does not count
-            // (shared mappings).
-            let (address_space, data) = mapped_now()?;
-            promised.memory_bytes = Some(data.saturating_add(cap));
-            rustix::process::setrlimit(Resource::Data, bounded(data.saturating_add(cap)))?;
-            let addresses = address_space.saturating_add(cap).saturating_add(1024 * MIB);
-            rustix::process::setrlimit(Resource::As, bounded(addresses))?;
+        // Of private writable memory, not of addresses: programs may reserve those by the terabyte (GPU runtimes do) without using
+        // memory. For an operator of ours, beyond what this program has taken already; a foreign program begins from nothing.
+        let taken = if options.exec.is_empty() {
+            memory_taken()?
         } else {
-            // Foreign programs may reserve addresses by the terabyte (GPU runtimes do) without using memory.
-            promised.memory_bytes = Some(cap);
-            rustix::process::setrlimit(Resource::Data, bounded(cap))?;
-        }
+            0
+        };
+        let bytes = taken.saturating_add(cap);
+        rustix::process::setrlimit(Resource::Data, bounded(bytes))?;
+        promised.memory_bytes = Some(bytes);
     }
     if let Some(nice) = options.nice {
         rustix::process::nice(nice)?;
@@ -143,6 +140,7 @@ fn confine(options: &Options) -> io::Result<Answer> {
     let failed = joined.and_then(Result::err);
     Ok(Answer::Confined {
         cpu_enforced: in_force::enforcement(arranged, &broken) == Enforcement::Enforced,
+        memory_bytes: promised.memory_bytes,
         broken: (failed
             .iter()
             .map(|e| format!("its control group cannot be joined: {e}")))
@@ -151,15 +149,12 @@ fn confine(options: &Options) -> io::Result<Answer> {
     })
 }
 
-/// Address space and private writable memory mapped now, in bytes.
-fn mapped_now() -> io::Result<(u64, u64)> {
+/// Private writable memory mapped now, in bytes.
+fn memory_taken() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
-    let mut pages = text.split_whitespace().map(str::parse::<u64>);
-    let page = rustix::param::page_size() as u64;
-    match (pages.next(), pages.nth(4)) {
-        (Some(Ok(total)), Some(Ok(data))) => Ok((total * page, data * page)),
-        _ => Err(io::Error::other("/proc/self/statm cannot be read")),
-    }
+    let pages: Option<u64> = text.split_whitespace().nth(5).and_then(|n| n.parse().ok());
+    let pages = pages.ok_or_else(|| io::Error::other("/proc/self/statm cannot be read"))?;
+    Ok(pages * rustix::param::page_size() as u64)
 }
 
 /// Closes what the agent's own parent may have left open in it.

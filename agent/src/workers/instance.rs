@@ -92,6 +92,7 @@ impl Workers {
         });
         let (jobs, inbox) = mpsc::channel(QUEUE_MAX);
         let (wish, wished) = watch::channel(Wish::Run);
+        let (share, wanted_share) = watch::channel(target.share);
         let supervisor = Supervisor {
             settings: self.settings.clone(),
             target: target.clone(),
@@ -101,6 +102,7 @@ impl Workers {
             events: self.events.clone(),
             jobs: inbox,
             wish: wished,
+            share: wanted_share,
             free_at: now,
         };
         tokio::spawn(supervisor.run(first));
@@ -109,7 +111,8 @@ impl Workers {
             shared,
             jobs,
             wish,
-            _grant: grant,
+            share,
+            grant,
         }))
     }
 }
@@ -126,6 +129,12 @@ impl Grant {
         let number = granted.next.fetch_add(1, Ordering::Relaxed);
         lock(&granted.live).insert(number, share);
         Self { granted, number }
+    }
+}
+
+impl Grant {
+    fn set(&self, share: Resources) {
+        lock(&self.granted.live).insert(self.number, share);
     }
 }
 
@@ -157,6 +166,10 @@ impl Shared {
         *lock(&self.pace) = process.pace;
     }
 
+    pub(super) fn now_paced(&self, pace: Pace) {
+        *lock(&self.pace) = pace;
+    }
+
     pub(super) fn left_queue(&self) {
         lock(&self.waiting).pop_front();
     }
@@ -173,13 +186,30 @@ pub struct Instance {
     shared: Arc<Shared>,
     jobs: mpsc::Sender<Job>,
     wish: watch::Sender<Wish>,
-    _grant: Option<Grant>,
+    /// What it is granted now.
+    share: watch::Sender<Resources>,
+    grant: Option<Grant>,
 }
 
 impl Instance {
-    /// What it was started as.
-    pub fn target(&self) -> &InstanceTarget {
-        &self.target
+    /// What it was started as, with the share it has now.
+    pub fn target(&self) -> InstanceTarget {
+        InstanceTarget {
+            share: *self.share.borrow(),
+            ..self.target.clone()
+        }
+    }
+
+    /// Changes its share from the next frame on; what the operator remembers stays.
+    pub fn set_share(&self, share: Resources) {
+        if let Some(grant) = &self.grant {
+            grant.set(share);
+        }
+        self.share.send_if_modified(|now| {
+            let changes = *now != share;
+            *now = share;
+            changes
+        });
     }
 
     /// Runs one frame through the operator; frames are served one after another in the order of these calls.
@@ -322,7 +352,7 @@ impl Instance {
             service_ms: summary.service_ms,
             queue_age_ms: self.queue_age().as_secs_f64() * 1e3,
             busy_cores: summary.busy_cores,
-            granted_cores: self.target.share.cpu.cores(),
+            granted_cores: self.share.borrow().cpu.cores(),
             memory_mib: self.status().pid.and_then(process::resident_mib),
         }
     }

@@ -8,13 +8,14 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use compass_shared::model::catalogue::Runtime;
+use compass_shared::model::cluster::Resources;
 use compass_shared::model::plan::InstanceTarget;
 use compass_shared::model::telemetry::Enforcement;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 use serde::Serialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
@@ -39,6 +40,8 @@ const TRIAL_NICENESS: i32 = 5;
 /// Lines of standard error kept as last words, and bytes per line.
 const LAST_LINES: usize = 6;
 const LINE_BYTES_MAX: u64 = 1000;
+/// How long one that has closed its streams may take to end by itself.
+const LAST_MOMENTS: Duration = Duration::from_millis(500);
 /// After a kill, how long to wait for the last of standard error and for the body.
 const BURIAL_WITHIN: Duration = Duration::from_secs(2);
 
@@ -53,7 +56,10 @@ pub(super) struct Process {
     stderr_reader: JoinHandle<()>,
     pid: u32,
     /// The kernel's hold on its CPU share. Removed after the process.
-    _group: Option<WorkerGroup>,
+    group: Option<WorkerGroup>,
+    cpu_enforced: bool,
+    /// The bound on its memory in bytes, and the share in MiB it was set for.
+    memory: Option<(u64, u32)>,
     /// How fast it may work.
     pub(super) pace: Pace,
     /// Whether it wants to see payloads.
@@ -100,6 +106,7 @@ impl Process {
         });
         let begin = async {
             let confined = process.confined(target).await?;
+            process.cpu_enforced = confined;
             process.pace = Pace::new(settings.emulated_speed, &target.share, confined);
             process.ask(&start, &[]).await
         };
@@ -132,7 +139,9 @@ impl Process {
             Answer::Confined {
                 broken,
                 cpu_enforced,
+                memory_bytes,
             } => {
+                self.memory = memory_bytes.map(|bytes| (bytes, memory_mib(&target.share)));
                 for limit in broken {
                     tracing::warn!(kind = %target.kind, instance = %target.instance, "{limit}");
                 }
@@ -172,7 +181,9 @@ impl Process {
             last_lines,
             stderr_reader,
             pid,
-            _group: group,
+            group,
+            cpu_enforced: false,
+            memory: None,
             pace,
             wants_payload: true,
         })
@@ -191,6 +202,35 @@ impl Process {
         let stdin = self.stdin.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         protocol::send(stdin, request, payload).await?;
         protocol::receive(&mut self.stdout).await
+    }
+
+    /// Changes its share; the process goes on.
+    pub(super) fn set_share(&mut self, settings: &WorkerSettings, share: &Resources) {
+        if let Some(group) = &mut self.group
+            && let Err(error) = group.set_cores(share.cpu.cores())
+        {
+            tracing::warn!(pid = self.pid, "its new CPU share is paced only: {error}");
+            self.cpu_enforced = false;
+        }
+        self.pace = Pace::new(settings.emulated_speed, share, self.cpu_enforced);
+        let wanted_mib = memory_mib(share);
+        if let Some((bytes, set_for_mib)) = self.memory
+            && wanted_mib != set_for_mib
+        {
+            let mib = |mib: u32| u64::from(mib) * 1024 * 1024;
+            let bytes = bytes
+                .saturating_sub(mib(set_for_mib))
+                .saturating_add(mib(wanted_mib));
+            let limit = Rlimit {
+                current: Some(bytes),
+                maximum: Some(bytes),
+            };
+            match rustix::process::prlimit(as_pid(self.pid), Resource::Data, limit) {
+                Ok(_) => self.memory = Some((bytes, wanted_mib)),
+                // Only a privileged agent may raise it; what it has worked with so far will mostly do.
+                Err(error) => tracing::info!(pid = self.pid, "its memory bound stays: {error}"),
+            }
+        }
     }
 
     /// Returns when the process has ended or says something unasked; both mean its end. Cancel safe.
@@ -218,21 +258,19 @@ impl Process {
 
     /// Kills what is left of it and says why it ended, as well as can be known.
     pub(super) async fn bury(mut self, error: &io::Error) -> String {
-        // One that closed its streams is about to exit, and its own exit status says more than our signal. It is not reaped before the
-        // group is killed, so the group's number still means this group.
-        let own_end =
-            tokio::time::timeout(Duration::from_millis(500), &mut self.stderr_reader).await;
+        // One that closed its streams is about to exit, and its own exit status says more than our signal would.
+        let is_ending = !matches!(
+            error.kind(),
+            io::ErrorKind::InvalidData | io::ErrorKind::TimedOut
+        );
+        let ended_itself = is_ending && self.ends_itself().await;
         kill_group(self.pid);
         let status = tokio::time::timeout(BURIAL_WITHIN, self.child.wait()).await;
-        if own_end.is_err() {
-            let _ = tokio::time::timeout(BURIAL_WITHIN, &mut self.stderr_reader).await;
-        }
-        let how = match status {
-            Ok(Ok(status)) => match (status.code(), status.signal()) {
-                (_, Some(signal)) if own_end.is_ok() => format!("ended by signal {signal}"),
-                (Some(code), _) => format!("exit status {code}"),
-                _ => format!("killed: {error}"),
-            },
+        let _ = tokio::time::timeout(BURIAL_WITHIN, &mut self.stderr_reader).await;
+        let status = status.ok().and_then(Result::ok).filter(|_| ended_itself);
+        let how = match status.map(|status| (status.code(), status.signal())) {
+            Some((_, Some(signal))) => format!("ended by signal {signal}"),
+            Some((Some(code), _)) => format!("exit status {code}"),
             _ => format!("killed: {error}"),
         };
         let lines = self
@@ -245,6 +283,23 @@ impl Process {
         } else {
             format!("{how}: {}", words.join(" | "))
         }
+    }
+
+    /// Waits a moment for it to end. It is not reaped, so that its group's number still means its group.
+    async fn ends_itself(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let Some(pid) = as_pid(self.pid) else {
+            return false;
+        };
+        let begun = Instant::now();
+        while begun.elapsed() < LAST_MOMENTS {
+            match rustix::process::waitid(WaitId::Pid(pid), options) {
+                Ok(None) => tokio::time::sleep(Duration::from_millis(2)).await,
+                Ok(Some(_)) => return true,
+                Err(_) => return false,
+            }
+        }
+        false
     }
 }
 
@@ -285,15 +340,11 @@ fn arguments(
     purpose: Purpose,
     group: Option<&WorkerGroup>,
 ) -> Vec<OsString> {
-    let memory_mib = match target.share.memory_mib {
-        0 => MEMORY_MIB_DEFAULT,
-        stated => stated,
-    };
     let mut all = settings.self_command.leading_arguments.clone();
     let mut add = |argument: &str| all.push(argument.into());
     add("worker");
     add("--memory-mib");
-    add(&memory_mib.to_string());
+    add(&memory_mib(&target.share).to_string());
     add("--parent");
     add(&std::process::id().to_string());
     if purpose == Purpose::Trial {
@@ -311,6 +362,14 @@ fn arguments(
         command.iter().for_each(|argument| add(argument));
     }
     all
+}
+
+/// The bound on memory that a share means, in MiB.
+const fn memory_mib(share: &Resources) -> u32 {
+    match share.memory_mib {
+        0 => MEMORY_MIB_DEFAULT,
+        stated => stated,
+    }
 }
 
 /// Starts a process from a thread that lives as long as this program does: a worker asks the kernel to be killed when the thread
@@ -338,9 +397,12 @@ async fn spawn(mut command: Command) -> io::Result<Child> {
     child.await.map_err(|_| gone())?
 }
 
+fn as_pid(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
 fn kill_group(pid: u32) {
-    let group = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    if let Some(group) = group {
+    if let Some(group) = as_pid(pid) {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }
 }

@@ -113,6 +113,8 @@ pub(crate) enum Answer {
         broken: Vec<String>,
         /// Whether the kernel holds the CPU share.
         cpu_enforced: bool,
+        /// The bound on its memory that was set, in bytes.
+        memory_bytes: Option<u64>,
     },
     /// To `start`: it is warm.
     Ready {
@@ -215,10 +217,15 @@ pub(crate) async fn send<W: AsyncWrite + Unpin>(
 pub(crate) async fn receive<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<(Answer, Bytes)> {
     let mut first = [0; 8];
     from.read_exact(&mut first).await?;
-    let (header_bytes, payload_bytes) = lengths(first)?;
+    // Most often a program that prints to its standard output, which belongs to the messages.
+    let broken = |error: io::Error| {
+        let reason = format!("its standard output is no worker's message: {error}");
+        io::Error::new(io::ErrorKind::InvalidData, reason)
+    };
+    let (header_bytes, payload_bytes) = lengths(first).map_err(broken)?;
     let mut header = vec![0; header_bytes];
     from.read_exact(&mut header).await?;
-    let answer = serde_json::from_slice(&header)?;
+    let answer = serde_json::from_slice(&header).map_err(|e| broken(e.into()))?;
     let mut payload = BytesMut::with_capacity(payload_bytes);
     let mut rest = from.take(payload_bytes as u64);
     while payload.len() < payload_bytes {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use compass_shared::model::cluster::Resources;
 use compass_shared::model::plan::InstanceTarget;
 use compass_shared::wire::v1::InstanceState;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -66,6 +67,8 @@ pub(super) struct Supervisor {
     pub(super) events: broadcast::Sender<WorkerEvent>,
     pub(super) jobs: mpsc::Receiver<Job>,
     pub(super) wish: watch::Receiver<Wish>,
+    /// The share it is to have.
+    pub(super) share: watch::Receiver<Resources>,
     /// When the device is free again by its own reckoning.
     pub(super) free_at: Instant,
 }
@@ -114,6 +117,12 @@ impl Supervisor {
             let job = tokio::select! {
                 biased;
                 wish = wished(&mut self.wish) => return End::Wished(wish),
+                Ok(()) = self.share.changed() => {
+                    self.target.share = *self.share.borrow_and_update();
+                    process.set_share(&self.settings, &self.target.share);
+                    self.shared.now_paced(process.pace);
+                    continue;
+                }
                 error = process.ended() => return End::Broken(error, None),
                 job = self.jobs.recv() => match job {
                     Some(job) => job,

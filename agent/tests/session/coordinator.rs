@@ -127,9 +127,8 @@ impl Coordinator {
         let endpoint = self.endpoint.lock().await;
         let (_, session) = endpoint.accept().await.unwrap();
         let deadline = Deadline::after(PATIENCE);
-        join::serve(&*session, &self.authority, &Registrar, deadline)
-            .await
-            .unwrap();
+        // A node may hang up with its certificate before all is said; whether it has joined, it says itself.
+        let _ = join::serve(&*session, &self.authority, &Registrar, deadline).await;
     }
 }
 

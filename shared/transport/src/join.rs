@@ -18,7 +18,7 @@ use compass_shared::ids::{Digest, NodeId};
 use crate::authorise::{Alpn, Principal};
 use crate::deadline::Deadline;
 use crate::endpoint::{ConnectError, Dial, Endpoint};
-use crate::error::{CloseCode, TransportError};
+use crate::error::{CloseCode, Closed, TransportError};
 use crate::identity::{
     CertificateAuthority, Identity, IdentityError, PrivateKey, Role, request_fingerprint,
 };
@@ -195,7 +195,15 @@ pub async fn serve(
         ),
     };
     send.write_frame(&response, deadline).await?;
-    send.deliver(deadline).await?;
+    match send.deliver(deadline).await {
+        // The peer hangs up as soon as it has the answer; that may be heard before the acknowledgement.
+        Ok(())
+        | Err(TransportError::Closed(Closed::ByPeer {
+            code: CloseCode::DONE,
+            ..
+        })) => {}
+        Err(error) => return Err(error.into()),
+    }
     // The peer closes once it has read the answer; this side only bounds the wait.
     let _ = deadline
         .run("waiting for the peer to leave", session.closed())
