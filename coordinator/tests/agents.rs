@@ -231,17 +231,24 @@ fn a_silent_session_gives_way_to_its_nodes_new_one() {
 
 #[test]
 fn a_target_reaches_its_node_now_or_when_it_comes_and_only_the_newest_counts() {
+    // The scheduler at work sends this node a target or two of its own, numbered from 1.
+    const OWN: u64 = 100;
     with_coordinator(async |rig| {
         let plane = rig.coordinator.plane.clone();
         let target = |number| NodeTarget {
-            commit: Commit { term: 1, number },
+            commit: Commit {
+                term: 1,
+                number: OWN + number,
+            },
             node: node("edge-1"),
             instances: vec![],
             queries: vec![],
             peers: vec![],
         };
         let is_target = |message| match message {
-            CoordinatorToAgent::Target(target) => Some(target.commit.number),
+            CoordinatorToAgent::Target(target) if target.commit.number > OWN => {
+                Some(target.commit.number - OWN)
+            }
             _ => None,
         };
         plane
@@ -263,7 +270,10 @@ fn a_target_reaches_its_node_now_or_when_it_comes_and_only_the_newest_counts() {
         })
         .await;
         let mut back = Member::with_identity(rig.quic(), "edge-1", identity);
-        back.applied = Some(Commit { term: 1, number: 3 });
+        back.applied = Some(Commit {
+            term: 1,
+            number: OWN + 3,
+        });
         let mut back = back.connect().await.unwrap();
         plane
             .dispatch
