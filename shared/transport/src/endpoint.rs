@@ -22,6 +22,7 @@ use crate::congestion::{CountingFactory, Delivered};
 use crate::deadline::Deadline;
 use crate::error::{CloseCode, reason_bytes};
 use crate::identity::Identity;
+use crate::restart::RestartKey;
 use crate::session::Session;
 use crate::settings::{SettingsError, TransportSettings};
 use crate::socket::{self, SocketCounters, SocketReport, SocketStats, SteadySocket};
@@ -44,6 +45,8 @@ pub struct EndpointConfig {
     pub settings: TransportSettings,
     /// What the hello says about this build and the versions it speaks.
     pub hello: Hello,
+    /// Lets peers notice at once when this process has restarted; derived from the identity's key when there is none.
+    pub restart_key: Option<RestartKey>,
 }
 
 impl EndpointConfig {
@@ -54,6 +57,7 @@ impl EndpointConfig {
             accept: accept.to_vec(),
             settings: TransportSettings::default(),
             hello: Hello::ours(concat!("compass ", env!("CARGO_PKG_VERSION"))),
+            restart_key: None,
         }
     }
 }
@@ -141,10 +145,13 @@ impl Endpoint {
         wrap: SocketWrap<'_>,
     ) -> Result<Self, BindError> {
         config.settings.validate()?;
+        let restart_key = config
+            .restart_key
+            .or_else(|| identity.as_ref().map(|one| one.key().restart_key()));
         let mut sockets = Vec::new();
         let mut unbound = Vec::new();
         for address in config.listen {
-            match bind_one(address, &config.settings, wrap) {
+            match bind_one(address, &config.settings, restart_key.as_ref(), wrap) {
                 Ok(bound) => sockets.push(bound),
                 Err(error) => unbound.push((address, describe_bind(address, &error))),
             }
@@ -362,6 +369,7 @@ impl Shared {
 fn bind_one(
     address: SocketAddr,
     settings: &TransportSettings,
+    restart_key: Option<&RestartKey>,
     wrap: SocketWrap<'_>,
 ) -> std::io::Result<Bound> {
     let (socket, report) = socket::bind(address, settings.socket_buffer)?;
@@ -382,7 +390,7 @@ fn bind_one(
         Arc::clone(&counters),
     );
     let quinn = quinn::Endpoint::new_with_abstract_socket(
-        quinn::EndpointConfig::default(),
+        restart_key.map_or_else(quinn::EndpointConfig::default, RestartKey::quic_config),
         None,
         Arc::new(steady),
         runtime,

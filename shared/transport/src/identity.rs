@@ -23,6 +23,8 @@ pub use role::Role;
 
 use compass_shared::ids::Digest;
 
+use crate::restart::RestartKey;
+
 /// What can go wrong with keys, certificates and their files.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
@@ -115,6 +117,11 @@ impl PrivateKey {
             .expect("a request without names can always be signed")
             .der()
             .to_vec()
+    }
+
+    /// For endpoints of this key's holder: the same in every process that holds it.
+    pub(crate) fn restart_key(&self) -> RestartKey {
+        RestartKey::derive(self.pair.serialized_der())
     }
 
     pub(crate) fn pair(&self) -> &rcgen::KeyPair {

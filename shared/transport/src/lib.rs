@@ -17,6 +17,7 @@ mod error;
 mod handshake;
 pub mod identity;
 pub mod join;
+mod restart;
 mod session;
 mod settings;
 mod socket;
@@ -34,6 +35,7 @@ pub use endpoint::{
 pub use error::{CloseCode, Closed, ResetCode, TransportError};
 pub use identity::{CertificateAuthority, Identity, IdentityFolder, PrivateKey, Role};
 pub use join::{JoinAuthority, JoinRefusal, JoinToken, TokenHash};
+pub use restart::RestartKey;
 pub use session::{QuicSession, Session, SessionStats};
 pub use settings::{Congestion, SettingsError, TransportSettings};
 pub use socket::{SocketReport, SocketStats};

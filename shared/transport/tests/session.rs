@@ -6,9 +6,10 @@ mod common;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Fleet, patience};
+use common::{Fleet, local, node, patience};
 use compass_transport::{
-    CloseCode, Closed, Deadline, Principal, Priority, ResetCode, TransportError,
+    Alpn, CloseCode, Closed, Deadline, Dial, Endpoint, EndpointConfig, Principal, Priority,
+    ResetCode, Role, TransportError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -279,4 +280,62 @@ async fn shutting_an_endpoint_tells_its_peers() {
         }
     );
     assert!(pair.coordinator.accept().await.is_none());
+}
+
+/// A killed process says no farewell; the next one on its address ends the sessions of the earlier one with its first answer, long
+/// before the idle timeout would.
+#[test]
+fn a_restarted_peer_is_noticed_with_the_first_packet() {
+    let fleet = Fleet::new();
+    let restart_key = fleet.authority.restart_key();
+    let start = |address| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let endpoint = runtime.block_on(async {
+            let mut config = EndpointConfig::new(address, &[Alpn::Agent]);
+            config.settings.idle_timeout = Duration::from_secs(600);
+            config.restart_key = Some(restart_key.clone());
+            let identity = fleet.authority.identity(&Role::Coordinator).unwrap();
+            Endpoint::bind(config, fleet.trust(), Some(identity))
+        });
+        (runtime, endpoint)
+    };
+    let (first_life, endpoint) = start(local());
+    let endpoint = endpoint.unwrap();
+    let address = endpoint.local_addresses()[0];
+    let agents = tokio::runtime::Runtime::new().unwrap();
+    let (agent, session) = agents.block_on(async {
+        let mut config = EndpointConfig::new(local(), &[]);
+        config.settings.idle_timeout = Duration::from_secs(600);
+        let agent = fleet.endpoint(&Role::Node(node("edge-1")), config);
+        let dial = Dial::new(Alpn::Agent, Role::Coordinator);
+        let session = agent.connect(&[address], &dial, patience()).await.unwrap();
+        (agent, session)
+    });
+    // Its tasks end without another packet, then its socket is closed.
+    first_life.shutdown_timeout(Duration::from_secs(10));
+    drop(endpoint);
+    let (second_life, _endpoint) = loop {
+        match start(address) {
+            (runtime, Ok(endpoint)) => break (runtime, endpoint),
+            (_, Err(_)) => std::thread::yield_now(),
+        }
+    };
+    let closed = agents.block_on(async {
+        let mut stream = session.open_uni(patience()).await.unwrap();
+        let noticed = async {
+            while session.closed_reason().is_none() {
+                let _ = stream
+                    .write_bytes(Bytes::from_static(b"report"), patience())
+                    .await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            session.closed().await
+        };
+        tokio::time::timeout(Duration::from_secs(30), noticed).await
+    });
+    assert_eq!(
+        closed.expect("noticed long before the idle timeout"),
+        Closed::Lost("the peer has restarted".to_owned())
+    );
+    drop((agent, second_life));
 }

@@ -23,6 +23,7 @@ use super::files::{self, Access};
 use super::folder::to_pem;
 use super::{Identity, IdentityError, PrivateKey, Role};
 use crate::clock::WallClock;
+use crate::restart::RestartKey;
 
 const KEY_FILE: &str = "authority-key.pem";
 const CERTIFICATE_FILE: &str = "authority.pem";
@@ -151,6 +152,11 @@ impl CertificateAuthority {
     /// SHA-256 of the authority's public key: what join tokens carry.
     pub fn fingerprint(&self) -> Digest {
         self.fingerprint
+    }
+
+    /// For the coordinator's endpoint, whose own key is drawn anew at each start.
+    pub fn restart_key(&self) -> RestartKey {
+        RestartKey::derive(self.issuer.key().serialized_der())
     }
 
     /// The authority's certificate (DER): what peers verify each other with.
