@@ -28,6 +28,7 @@ pub mod queries;
 pub mod run;
 pub mod settings;
 pub mod store;
+pub mod takeover;
 #[cfg(test)]
 mod testing;
 pub mod tokens;

@@ -23,6 +23,7 @@ use crate::queries::Queries;
 use crate::settings::Settings;
 use crate::store::records::PlanRecord;
 use crate::store::{Office, StoreError, get};
+use crate::takeover::Takeover;
 use crate::tokens::Tokens;
 
 /// How often a note on a plan is tried again: only the scheduler and the nodes' sessions write there.
@@ -58,6 +59,8 @@ pub struct Plane {
     pub roles: Roles,
     /// Targets on their way.
     pub dispatch: Dispatch,
+    /// The first seconds in office.
+    pub takeover: Takeover,
     /// Where explorers and the profiler think.
     pub search_pool: ComputePool,
     /// Where the scheduler thinks: apart from the searches, so that a repair never waits for one.

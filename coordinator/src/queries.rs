@@ -298,6 +298,11 @@ impl Queries {
         plans.map(|in_force| in_force.plan.clone()).collect()
     }
 
+    /// All queries.
+    pub fn names(&self) -> Vec<QueryId> {
+        self.lock().keys().cloned().collect()
+    }
+
     /// Whether there are queries and each has a plan.
     pub fn all_have_plans(&self) -> bool {
         let live = self.lock();

@@ -36,6 +36,7 @@ use crate::settings::Settings;
 use crate::store::records::{AssignmentRecord, QueryRecord, QueryState, TokenPurpose};
 use crate::store::redb::RedbStore;
 use crate::store::{Office, get, scan};
+use crate::takeover::Takeover;
 use crate::tokens::{NewToken, Tokens, digest_of, random_token};
 use crate::{api, gateway};
 
@@ -87,7 +88,8 @@ impl Coordinator {
         let trust = Trust::new(plane.authority.certificate().clone(), wall.clone());
         let identity = plane.authority.identity(&Role::Coordinator)?;
         let accept = [Alpn::Agent, Alpn::App, Alpn::Join];
-        let config = EndpointConfig::new(plane.settings.listen, &accept);
+        let mut config = EndpointConfig::new(plane.settings.listen, &accept);
+        config.restart_key = Some(plane.authority.restart_key());
         let endpoint = Arc::new(Endpoint::bind(config, trust, Some(identity))?);
         let quic = endpoint
             .local_addresses()
@@ -241,6 +243,7 @@ pub(crate) async fn build(
         authority: Arc::new(authority),
         roles,
         dispatch: Dispatch::default(),
+        takeover: Takeover::default(),
         search_pool: ComputePool::for_this_machine(),
         schedule_pool: ComputePool::new(1),
         watch_pool: ComputePool::new(1),
@@ -266,10 +269,12 @@ fn restore_queries(plane: &Plane) -> anyhow::Result<()> {
             let query = record.query.id;
             let plan: Option<QueryPlan> = plans.remove(&query);
             plane.queries.open(&query, plan);
-            plane.roles.start_explorer(&query);
             restored += 1;
         }
     }
+    plane
+        .takeover
+        .begin(&plane.queries.plans(), plane.clock.now());
     tracing::info!(
         queries = restored,
         term = plane.office.term(),

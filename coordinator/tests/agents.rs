@@ -6,13 +6,22 @@ mod common;
 use std::time::Duration;
 
 use common::{Agent, Api, Member, Rig, node, patience, until, with_coordinator};
-use compass_shared::api::{ArtifactView, EventView, NodeView};
-use compass_shared::ids::{Commit, Digest};
-use compass_shared::model::cluster::Scheduling;
-use compass_shared::model::plan::NodeTarget;
+use compass_coordinator::store::records::AssignmentRecord;
+use compass_shared::api::{ArtifactView, EventView, NodeView, QueryView};
+use compass_shared::ids::{Commit, Digest, Generation};
+use compass_shared::model::catalogue::Catalogue;
+use compass_shared::model::cluster::{Resources, Scheduling};
+use compass_shared::model::plan::{
+    ArtifactRef, Assignment, Estimate, Expectation, NodeTarget, OperatorPlan, PlanStatus,
+    QueryPlan, instance_id,
+};
+use compass_shared::model::query::Query;
 use compass_shared::model::telemetry::{NodeTelemetry, Reading, Source};
+use compass_shared::model::trigger::Trigger;
+use compass_shared::units::Millicores;
 use compass_shared::wire::v1::{
-    AgentRequest, AgentResponse, AgentToCoordinator, CoordinatorToAgent,
+    AgentRequest, AgentResponse, AgentToCoordinator, CoordinatorToAgent, InstanceState,
+    InstanceStatus,
 };
 use compass_transport::join::{JoinError, renew};
 use compass_transport::{CloseCode, Closed, JoinRefusal, JoinToken, PrivateKey};
@@ -467,4 +476,136 @@ fn an_agent_that_stops_answering_is_asked_and_then_missed() {
                 .store(false, std::sync::atomic::Ordering::Relaxed);
         },
     );
+}
+
+/// A plan of the golden configuration with its first two operators on one node and the rest on another.
+fn plan_over(query: &Query, catalogue: &Catalogue, near: &str, far: &str) -> QueryPlan {
+    let golden = query.pipeline.golden();
+    let operators = query.pipeline.operators.iter().enumerate();
+    let operators = operators.map(|(position, operator)| {
+        let entry = &catalogue.0[&operator.kind];
+        let configuration = golden.of(&operator.id).unwrap().clone();
+        let place = node(if position < 2 { near } else { far });
+        let artifact = entry.artifact(&configuration).map(|choice| ArtifactRef {
+            name: choice.name.clone(),
+            digest: choice.digest,
+            bytes: choice.bytes,
+        });
+        let digest = artifact.as_ref().map(|artifact| &artifact.digest);
+        OperatorPlan {
+            operator: operator.id.clone(),
+            instance: instance_id(&operator.kind, digest, &configuration, &place),
+            configuration,
+            node: place,
+            share: Resources {
+                cpu: Millicores(100),
+                memory_mib: entry.memory_mib,
+                gpu_percent: 0,
+            },
+            artifact,
+        }
+    });
+    QueryPlan {
+        query: query.id.clone(),
+        generation: Generation(4),
+        parent: Some(Generation(3)),
+        operators: operators.collect(),
+        status: PlanStatus::Certified,
+        trigger: Trigger::QueryRegistered,
+        expected: Expectation {
+            latency_ms: Estimate::exact(100.0),
+            accuracy: Estimate::exact(0.9),
+            cost_usd_per_h: 0.01,
+        },
+    }
+}
+
+/// Field report 41: after a restart the coordinator decides once, when every node has said what it runs, and decides to change nothing.
+#[test]
+fn field_041_plans_in_force_are_adopted_when_all_their_nodes_are_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let system = common::system();
+    let (edge, near, plan, address) = system.block_on(async {
+        let rig = Rig::start(folder.path(), "").await;
+        let (edge, near) = (rig.agent("edge-1").await, rig.agent("near-1").await);
+        let yaml = common::query_yaml("lobby", "edge-1");
+        let answer = rig.api.post("/v1/queries", "application/yaml", &yaml).await;
+        assert_eq!(answer.status, 201, "{answer:?}");
+        let plane = &rig.coordinator.plane;
+        let query = plane.parse_query(&yaml).unwrap();
+        let plan = plan_over(&query, &plane.configs.catalogue, "edge-1", "near-1");
+        let assignment = Assignment {
+            commit: Commit { term: 1, number: 9 },
+            plans: [(query.id.clone(), plan.clone())].into(),
+        };
+        let record = AssignmentRecord::new(assignment);
+        let transaction = plane.office.begin().put(&record);
+        plane.office.commit(transaction).await.unwrap();
+        let members = (edge.member.identity(), near.member.identity());
+        let quic = rig.quic();
+        drop((edge, near));
+        rig.coordinator.shut_down().await;
+        (members.0, members.1, plan, quic)
+    });
+    system.block_on(async {
+        let rig = Rig::start(folder.path(), "").await;
+        assert_ne!(rig.quic(), address, "another socket, the same store");
+        let back = async |name: &str, identity| {
+            let mut member = Member::with_identity(rig.quic(), name, identity);
+            member.applied = Some(Commit { term: 1, number: 9 });
+            let here = plan.operators.iter().filter(|part| part.node == node(name));
+            member.instances = here
+                .map(|part| InstanceStatus {
+                    instance: part.instance,
+                    state: InstanceState::Ready,
+                    pid: Some(7),
+                    restarts: 0,
+                })
+                .collect();
+            member.connect().await.unwrap()
+        };
+        let mut edge = back("edge-1", edge).await;
+        until("the first node to be seen", async || {
+            is_online(&rig.api, "edge-1").await.then_some(())
+        })
+        .await;
+        assert!(
+            !rig.coordinator.plane.takeover.is_over(),
+            "half a fleet is no picture"
+        );
+        let mut near = back("near-1", near).await;
+        for (agent, name) in [(&mut edge, "edge-1"), (&mut near, "near-1")] {
+            let target = agent
+                .hear(|message| match message {
+                    CoordinatorToAgent::Target(target) => Some(target),
+                    _ => None,
+                })
+                .await;
+            assert!(target.commit > Commit { term: 1, number: 9 });
+            let mut told: Vec<_> = target.instances.iter().map(|one| one.instance).collect();
+            let mut ran: Vec<_> = agent
+                .member
+                .instances
+                .iter()
+                .map(|one| one.instance)
+                .collect();
+            told.sort();
+            ran.sort();
+            assert_eq!(told, ran, "{name} goes on with what it runs");
+            assert_eq!(target.queries[0].current, Generation(4));
+        }
+        assert!(rig.coordinator.plane.takeover.is_over());
+        let view: QueryView = rig.api.get("/v1/queries/lobby").await.json();
+        assert_eq!(view.plan.unwrap().plan.generation, Generation(4));
+        let said = events(&rig.api).await;
+        let decided = said
+            .iter()
+            .find(|event| event.message.contains("in force because"));
+        assert!(decided.is_none(), "{decided:?}");
+        assert!(
+            said.iter()
+                .any(|event| event.message.contains("taken over, 1 with a plan"))
+        );
+        rig.coordinator.shut_down().await;
+    });
 }

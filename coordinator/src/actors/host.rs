@@ -3,7 +3,7 @@
 //! Start at [`run`]. It must run on the thread that actors live on (actix's system arbiter).
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +23,14 @@ use super::{HostCommand, monitor, start_role};
 use crate::compute::ComputePool;
 use crate::events::Event;
 use crate::plane::Plane;
+use crate::store::records::LinksRecord;
+use crate::takeover;
 
 /// How often the monitor looks: four times a second at least, so that silence is noticed a fifth of a second late at most.
 const PULSE: Duration = Duration::from_millis(200);
+
+/// How often what is known of links is stored, if it has changed.
+const REMEMBER: Duration = Duration::from_secs(5);
 
 /// Runs the roles until one that the process cannot do without is given up; says which and why. Dropping this ends all supervision; the actors
 /// themselves end with [`super::Roles::retire`].
@@ -35,6 +40,7 @@ pub async fn run(plane: Arc<Plane>, commands: mpsc::UnboundedReceiver<HostComman
         reason = keep("monitor", plane.clone(), policy, start_monitor) => reason,
         reason = keep("scheduler", plane.clone(), policy, start_scheduler) => reason,
         reason = keep("profiler", plane.clone(), policy, start_profiler) => reason,
+        () = remember_links(plane.clone()) => "nobody remembers links any more".to_owned(),
         () = pulse(plane.clone()) => "the monitor's pulse ended".to_owned(),
         () = keep_explorers(plane, commands, policy) => "nobody can register queries any more".to_owned(),
     }
@@ -225,5 +231,29 @@ async fn pulse(plane: Arc<Plane>) {
     loop {
         interval.tick().await;
         plane.roles.monitor.tell(monitor::Input::Pulse);
+        takeover::try_end(&plane);
+    }
+}
+
+/// Keeps what is known of links for the next process.
+async fn remember_links(plane: Arc<Plane>) {
+    let mut stored = BTreeMap::new();
+    loop {
+        tokio::time::sleep(REMEMBER).await;
+        let cluster = plane.picture.cluster();
+        if cluster.links == stored {
+            continue;
+        }
+        let links = cluster.links.iter();
+        let record = LinksRecord {
+            links: links
+                .map(|((from, to), link)| (from.clone(), to.clone(), *link))
+                .collect(),
+        };
+        let transaction = plane.office.begin().put(&record);
+        match plane.office.commit(transaction).await {
+            Ok(_) => stored = cluster.links.clone(),
+            Err(error) => tracing::warn!(%error, "links were not stored"),
+        }
     }
 }

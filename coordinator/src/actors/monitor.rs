@@ -13,8 +13,9 @@ use super::role::{Perform, Role, Weight};
 use crate::events::Event;
 use crate::fleet::Fleet;
 use crate::plane::Plane;
-use crate::store::records::{NodeRecord, QueryRecord, QueryState};
-use crate::store::{StoreError, scan};
+use crate::store::records::{LinksRecord, NodeRecord, QueryRecord, QueryState};
+use crate::store::{StoreError, get, scan};
+use crate::takeover;
 
 /// What the monitor's actor is told.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ impl MonitorRole {
     /// # Errors
     /// When the store cannot be read.
     pub fn facts(plane: &Plane) -> Result<Vec<Input>, StoreError> {
-        let mut facts = Vec::new();
+        let mut facts = remembered_links(plane)?;
         for record in scan::<NodeRecord>(plane.office.store())? {
             if record.scheduling != Scheduling::Open {
                 facts.push(CoreInput::Scheduling {
@@ -80,6 +81,31 @@ impl MonitorRole {
         }
         Ok(facts.into_iter().map(Input::Core).collect())
     }
+}
+
+/// Links as they were known last: before this process, or before this actor.
+fn remembered_links(plane: &Plane) -> Result<Vec<CoreInput>, StoreError> {
+    let drawn = plane.picture.cluster();
+    let links: Vec<_> = if drawn.links.is_empty() {
+        match get::<LinksRecord>(plane.office.store(), LinksRecord::KEY) {
+            Ok(found) => found.map(|(record, _)| record.links).unwrap_or_default(),
+            Err(error @ StoreError::Failed(_)) => return Err(error),
+            Err(error) => {
+                // They can be measured again.
+                tracing::error!(%error, "the stored links are not usable");
+                Vec::new()
+            }
+        }
+    } else {
+        let links = drawn.links.iter();
+        links
+            .map(|((from, to), link)| (from.clone(), to.clone(), *link))
+            .collect()
+    };
+    let facts = links.into_iter();
+    Ok(facts
+        .map(|(from, to, link)| CoreInput::Remembered { from, to, link })
+        .collect())
 }
 
 impl Role for MonitorRole {
@@ -148,13 +174,21 @@ impl Perform<Effect> for MonitorPerformer {
                 plane
                     .roles
                     .tell_explorers(&explorer::Input::Cluster(cluster.clone()));
-                if !plane.is_frozen() {
+                if !plane.takeover.is_over() {
+                    takeover::try_end(plane);
+                } else if !plane.is_frozen() {
                     let fact = scheduler::Input::Cluster { cluster, triggers };
                     plane.roles.scheduler.tell(fact.into());
                 }
             }
             Effect::Noticed { query, trigger } => {
                 record(plane, format!("query {query}"), &trigger);
+                if !plane.takeover.is_over() {
+                    if matches!(trigger, Trigger::SloViolated { .. }) {
+                        plane.takeover.plan_is_broken();
+                    }
+                    return Ok(());
+                }
                 if plane.is_frozen() {
                     return Ok(());
                 }

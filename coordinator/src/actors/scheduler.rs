@@ -97,10 +97,7 @@ impl SchedulerRole {
     /// # Errors
     /// When the store cannot be read.
     pub fn facts(plane: &Plane, known: &Known) -> Result<Vec<Input>, StoreError> {
-        let mut facts = vec![CoreInput::Cluster {
-            cluster: plane.picture.cluster(),
-            triggers: Vec::new(),
-        }];
+        let mut facts = Vec::new();
         for record in scan::<QueryRecord>(plane.office.store())? {
             if record.state == QueryState::Active && !known.contains(&record.query.id) {
                 facts.push(CoreInput::Register {
@@ -109,12 +106,19 @@ impl SchedulerRole {
                 });
             }
         }
-        for seat in plane.fleet.seats() {
-            let (applied, instances) = seat.applied();
-            facts.push(CoreInput::NodeUp {
-                node: seat.node.clone(),
-                applied,
-                instances,
+        // During a takeover it is told at the end: half a fleet is no picture.
+        if plane.takeover.is_over() {
+            for seat in plane.fleet.seats() {
+                let (applied, instances) = seat.applied();
+                facts.push(CoreInput::NodeUp {
+                    node: seat.node.clone(),
+                    applied,
+                    instances,
+                });
+            }
+            facts.push(CoreInput::Cluster {
+                cluster: plane.picture.cluster(),
+                triggers: Vec::new(),
             });
         }
         Ok(facts.into_iter().map(Input).collect())

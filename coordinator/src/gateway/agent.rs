@@ -224,12 +224,15 @@ fn arrived(plane: &Plane, seat: &Seat) {
         description: registration.description.clone(),
     };
     plane.roles.monitor.tell(fact.into());
-    let fact = scheduler::Input::NodeUp {
-        node: node.clone(),
-        applied: registration.applied,
-        instances: registration.instances.clone(),
-    };
-    plane.roles.scheduler.tell(fact.into());
+    // During a takeover the scheduler is told of all nodes at its end.
+    if plane.takeover.is_over() {
+        let fact = scheduler::Input::NodeUp {
+            node: node.clone(),
+            applied: registration.applied,
+            instances: registration.instances.clone(),
+        };
+        plane.roles.scheduler.tell(fact.into());
+    }
     plane.dispatch.node_arrived(seat);
     plane.fleet.introduce();
 }

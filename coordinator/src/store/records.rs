@@ -7,7 +7,7 @@ use compass_planning::candidate::Front;
 use compass_planning::explain::Explanation;
 use compass_shared::api::Role;
 use compass_shared::ids::{ArtifactName, Digest, Generation, NodeId, QueryId};
-use compass_shared::model::cluster::{NodeDescription, Scheduling};
+use compass_shared::model::cluster::{Link, NodeDescription, Scheduling};
 use compass_shared::model::plan::{Assignment, Expectation, QueryPlan};
 use compass_shared::model::query::Query;
 use compass_shared::model::trigger::Trigger;
@@ -301,6 +301,26 @@ impl Record for FrontRecord {
     const PREFIX: &'static str = "front/";
     fn key(&self) -> String {
         Self::key_of(&self.query)
+    }
+}
+
+/// Links between nodes as they were planned with last: what a measurement has found should not be lost with the process, because an idle
+/// link says little about what it could carry.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinksRecord {
+    /// Sender, receiver, link.
+    pub links: Vec<(NodeId, NodeId, Link)>,
+}
+
+impl LinksRecord {
+    /// There is one.
+    pub const KEY: &'static str = "links/known";
+}
+
+impl Record for LinksRecord {
+    const PREFIX: &'static str = "links/";
+    fn key(&self) -> String {
+        Self::KEY.to_owned()
     }
 }
 

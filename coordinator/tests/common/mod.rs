@@ -20,7 +20,7 @@ use compass_shared::model::telemetry::NodeTelemetry;
 use compass_shared::units::Millicores;
 use compass_shared::wire::v1::{
     AgentReport, AgentToCoordinator, AppToCoordinator, CoordinatorToAgent, CoordinatorToApp,
-    Registration,
+    InstanceStatus, Registration,
 };
 use compass_transport::join::{JoinError, join};
 use compass_transport::{
@@ -271,6 +271,7 @@ pub struct Member {
     pub coordinator: SocketAddr,
     pub boot: u64,
     pub applied: Option<Commit>,
+    pub instances: Vec<InstanceStatus>,
     pub tier: Tier,
 }
 
@@ -298,6 +299,7 @@ impl Member {
             coordinator,
             boot: 1,
             applied: None,
+            instances: vec![],
             tier: Tier::Edge,
         }
     }
@@ -325,7 +327,7 @@ impl Member {
             },
             boot: self.boot,
             applied: self.applied,
-            instances: vec![],
+            instances: self.instances.clone(),
             artifacts: vec![],
         }
     }

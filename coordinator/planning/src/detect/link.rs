@@ -56,6 +56,15 @@ impl LinkWatch {
         }
     }
 
+    /// A link as it was known before: planned with until it is measured again.
+    pub const fn remembered(now: Moment, link: Link) -> Self {
+        Self {
+            link,
+            planned: link,
+            ..Self::new(now)
+        }
+    }
+
     /// The current picture; `None` until the other end has answered.
     pub fn link(&self) -> Option<&Link> {
         (self.link.rtt_ms > 0.0).then_some(&self.link)

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use compass_shared::ids::{NodeId, QueryId};
-use compass_shared::model::cluster::{Cluster, Node, NodeDescription, PriceSheet, Scheduling};
+use compass_shared::model::cluster::{
+    Cluster, Link, Node, NodeDescription, PriceSheet, Scheduling,
+};
 use compass_shared::model::outcome::AppReport;
 use compass_shared::model::plan::QueryPlan;
 use compass_shared::model::query::Query;
@@ -73,6 +75,15 @@ pub enum Input {
         bytes: u64,
         /// Milliseconds.
         ms: f64,
+    },
+    /// What was known of a link before this monitor began; measurements of its own are not overwritten.
+    Remembered {
+        /// Sender.
+        from: NodeId,
+        /// Receiver.
+        to: NodeId,
+        /// As it was planned with.
+        link: Link,
     },
     /// A query is watched from now on.
     QueryUp(Arc<Query>),
@@ -176,6 +187,11 @@ impl Monitor {
                 bytes,
                 ms,
             } => self.transfer(now, from, to, bytes, ms, &mut news),
+            Input::Remembered { from, to, link } => {
+                self.links
+                    .entry((from, to))
+                    .or_insert_with(|| LinkWatch::remembered(now, link));
+            }
             Input::QueryUp(query) => {
                 let watch = QueryWatch::new(query, &self.settings);
                 self.queries.insert(watch.query.id.clone(), watch);
