@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{demo, relay};
+use crate::{demo, fetch, relay};
 
 /// The exit code of a command line that cannot be read, as of the other programs.
 const USAGE_ERROR: u8 = 64;
@@ -31,6 +31,8 @@ enum Command {
     Demo(demo::DemoArguments),
     /// Render the report of a demo run from its JSON
     Report(demo::ReportArguments),
+    /// Fetch the real video and person detector through the package clients
+    Fetch(fetch::FetchArguments),
     /// Make or check bandwidth traces
     #[command(subcommand)]
     Trace(relay::trace::command::TraceCommand),
@@ -95,6 +97,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Role(role) => run_role(role),
         Command::Demo(arguments) => arguments.run(),
         Command::Report(arguments) => exit_code(arguments.run()),
+        Command::Fetch(arguments) => exit_code(arguments.run()),
         Command::Trace(command) => exit_code(command.run()),
     }
 }
