@@ -17,6 +17,7 @@ use crate::workers::protocol::{Knob, Start};
 
 mod describe;
 mod detector;
+mod in_process;
 mod memory;
 mod network;
 mod picture;
@@ -28,6 +29,7 @@ mod synthetic;
 mod tracker;
 
 pub use describe::{Descriptors, describe};
+pub use in_process::InProcess;
 
 /// One operator in one configuration.
 pub(crate) trait Operator {

@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::Args;
 use compass_shared::spec::quantity::WrittenDuration;
 
+use super::real;
 use super::scenario::Scenario;
+use super::view::View;
 
 /// A fleet of real processes, a live video app, and a story in three phases: day, uplink cut to a twentieth, lights out.
 ///
@@ -15,6 +17,9 @@ use super::scenario::Scenario;
 /// anything; the reasons are printed and stand in the report.
 #[derive(Debug, Clone, Args)]
 pub struct DemoArguments {
+    /// A real pedestrian video and person detector instead of rendered scenes and the demo's own networks; needs `compass-testbed fetch` before
+    #[arg(long)]
+    pub real: bool,
     /// Plain lines instead of the live view
     #[arg(long)]
     pub headless: bool,
@@ -128,8 +133,12 @@ impl FromStr for Percent {
 
 impl DemoArguments {
     /// The demo's world with what the command line changes of it.
-    pub(crate) fn scenario(&self) -> anyhow::Result<Scenario> {
-        let mut scenario = Scenario::new()?;
+    pub(crate) fn scenario(&self, view: &mut dyn View) -> anyhow::Result<Scenario> {
+        let mut scenario = if self.real {
+            real::scenario(view)?
+        } else {
+            Scenario::new()?
+        };
         if let Some(Percent(loss)) = self.loss {
             scenario.loss = loss;
         }
@@ -154,6 +163,9 @@ impl DemoArguments {
     /// The flags that make the story another one, as typed.
     pub(crate) fn flags(&self) -> Vec<String> {
         let mut flags = Vec::new();
+        if self.real {
+            flags.push("--real".to_owned());
+        }
         if self.keep_first_plan {
             flags.push("--static".to_owned());
         }

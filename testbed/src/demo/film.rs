@@ -7,6 +7,7 @@ use compass_scenes::{Scene, SceneSettings, TruthBox};
 use compass_shared::evaluate::encode_detections;
 use compass_shared::vision::Detection;
 
+use super::footage;
 use super::protocol::FilmConfig;
 
 /// Quality of the camera's own JPEG: high, as cameras with hardware encoders send it.
@@ -29,8 +30,15 @@ pub(crate) struct Film {
 }
 
 impl Film {
-    /// Renders on all cores.
+    /// Renders scenes, or reads the video.
     pub(crate) fn render(config: &FilmConfig, rate_hz: f64) -> anyhow::Result<Self> {
+        match &config.footage {
+            Some(footage) => footage::film(footage, config, rate_hz),
+            None => Self::of_scenes(config, rate_hz),
+        }
+    }
+
+    fn of_scenes(config: &FilmConfig, rate_hz: f64) -> anyhow::Result<Self> {
         let day_frames = (config.day_s * rate_hz).ceil() as usize;
         let dark_frames = (config.dark_s * rate_hz).ceil() as usize;
         let scene = Scene::new(config.seed, SceneSettings::default());
@@ -41,28 +49,7 @@ impl Film {
                 (0..dark_frames).map(|index| (moment(day_frames + index), config.dark_brightness)),
             )
             .collect();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut shots = Vec::with_capacity(jobs.len());
-        std::thread::scope(|scope| {
-            let parts: Vec<_> = jobs
-                .chunks(jobs.len().div_ceil(threads).max(1))
-                .map(|part| {
-                    let scene = &scene;
-                    scope.spawn(move || {
-                        part.iter()
-                            .map(|(time_s, light)| shoot(scene, *time_s, *light))
-                            .collect::<anyhow::Result<Vec<_>>>()
-                    })
-                })
-                .collect();
-            for part in parts {
-                shots.extend(
-                    part.join()
-                        .map_err(|_| anyhow::anyhow!("rendering panicked"))??,
-                );
-            }
-            anyhow::Ok(())
-        })?;
+        let mut shots = on_all_cores(&jobs, |(time_s, light)| shoot(&scene, *time_s, *light))?;
         let dark = shots.split_off(day_frames);
         Ok(Self { day: shots, dark })
     }
@@ -76,23 +63,49 @@ impl Film {
     }
 }
 
+/// Does this with every job, on all cores; the results are in the order of the jobs.
+pub(super) fn on_all_cores<J: Sync, R: Send>(
+    jobs: &[J],
+    work: impl Fn(&J) -> anyhow::Result<R> + Sync,
+) -> anyhow::Result<Vec<R>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut results = Vec::with_capacity(jobs.len());
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = jobs
+            .chunks(jobs.len().div_ceil(threads).max(1))
+            .map(|part| {
+                let work = &work;
+                scope.spawn(move || part.iter().map(work).collect::<anyhow::Result<Vec<_>>>())
+            })
+            .collect();
+        for part in parts {
+            results.extend(
+                part.join()
+                    .map_err(|_| anyhow::anyhow!("rendering panicked"))??,
+            );
+        }
+        anyhow::Ok(())
+    })?;
+    Ok(results)
+}
+
 fn shoot(scene: &Scene, time_s: f64, brightness: f32) -> anyhow::Result<Shot> {
     let frame = scene.frame(time_s, brightness);
-    let mut jpeg = Vec::new();
-    let mut encoder = image::codecs::jpeg::JpegEncoder::new_with_quality(&mut jpeg, CAMERA_QUALITY);
-    encoder
-        .encode(
-            &frame.rgb,
-            frame.width,
-            frame.height,
-            image::ExtendedColorType::Rgb8,
-        )
-        .context("cannot encode a frame")?;
+    let jpeg = encode(&frame.rgb, frame.width, frame.height)?;
     let boxes: Vec<Detection> = frame.truth.iter().map(as_detection).collect();
     Ok(Shot {
         jpeg: jpeg.into(),
         truth: encode_detections(&boxes).into(),
     })
+}
+
+/// The camera's own JPEG of rows of red, green and blue bytes.
+pub(super) fn encode(rgb: &[u8], width: u32, height: u32) -> anyhow::Result<Vec<u8>> {
+    let mut jpeg = Vec::new();
+    image::codecs::jpeg::JpegEncoder::new_with_quality(&mut jpeg, CAMERA_QUALITY)
+        .encode(rgb, width, height, image::ExtendedColorType::Rgb8)
+        .context("cannot encode a frame")?;
+    Ok(jpeg)
 }
 
 fn as_detection(truth: &TruthBox) -> Detection {

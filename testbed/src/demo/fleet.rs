@@ -3,8 +3,9 @@
 //! Start at [`Fleet::start`]. Every agent begins with an empty folder and its own loopback address, advertises the relay's address, and so
 //! has every packet of it cross the emulated links.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -15,7 +16,7 @@ use compass_shared::ids::NodeId;
 
 use super::api::Api;
 use super::protocol::{AppConfig, Command, FilmConfig};
-use super::scenario::{CAMERA, COORDINATOR, NodeSpec, SITE, Scenario};
+use super::scenario::{ArtifactFile, CAMERA, COORDINATOR, NodeSpec, SITE, Scenario};
 use super::view::View;
 use crate::cluster::{Cluster, ProcessSpec, Program};
 use crate::relay::topology::{uplink_down, uplink_up};
@@ -30,21 +31,8 @@ const ONLINE_POLL: Duration = Duration::from_millis(100);
 /// A coordinator that is asked to end says goodbye to its sessions first.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The demo's own networks, by the names of the catalogue.
-const ARTIFACTS: [(&str, &[u8]); 3] = [
-    (
-        "detector-small",
-        include_bytes!("../../models/small.onnx").as_slice(),
-    ),
-    (
-        "detector-medium",
-        include_bytes!("../../models/medium.onnx").as_slice(),
-    ),
-    (
-        "detector-large",
-        include_bytes!("../../models/large.onnx").as_slice(),
-    ),
-];
+/// Folder of the coordinator's configuration files, within its own.
+const CONFIGS: &str = "configs";
 
 /// A running fleet.
 pub(crate) struct Fleet {
@@ -57,6 +45,10 @@ pub(crate) struct Fleet {
     listens: (SocketAddr, SocketAddr),
     authority: String,
     seed: u64,
+    /// Whether the coordinator has configuration files.
+    has_configs: bool,
+    /// Networks on the nodes' disks from the start, by digest.
+    installed: Vec<(String, PathBuf)>,
     /// Whether the coordinator, when it is started again, leaves first plans alone.
     pub(crate) keep_first_plans: bool,
 }
@@ -82,7 +74,16 @@ impl Fleet {
             SocketAddr::new(ip, 0),
             SocketAddr::from(([127, 0, 0, 1], 0)),
         );
-        let spec = coordinator_spec(any_port, seed, keep_first_plans);
+        let folder = cluster.folder_of(COORDINATOR)?;
+        for (name, text) in scenario.config_files {
+            let path = folder.join(CONFIGS).join(name);
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            std::fs::write(path, text)?;
+        }
+        let has_configs = !scenario.config_files.is_empty();
+        let spec = coordinator_spec(any_port, seed, keep_first_plans, has_configs);
         let ready = cluster.start(spec)?;
         let listens = (ready.address("quic")?, ready.address("http")?);
         relay.set_target(COORDINATOR, listens.0)?;
@@ -101,15 +102,34 @@ impl Fleet {
             listens,
             authority: health.authority.to_string(),
             seed,
+            has_configs,
+            installed: scenario
+                .artifacts
+                .iter()
+                .filter_map(|(_, file)| match file {
+                    ArtifactFile::Installed { path, digest } => {
+                        Some((digest.clone(), path.clone()))
+                    }
+                    ArtifactFile::BuiltIn(_) => None,
+                })
+                .collect(),
             keep_first_plans,
         };
         view.done("link emulator and coordinator run");
-        for (name, bytes) in ARTIFACTS {
-            let _view: ArtifactView = fleet
-                .api
-                .put_bytes(&format!("/v1/artifacts/{name}"), bytes)?;
+        for (name, file) in &scenario.artifacts {
+            let bytes = match file {
+                ArtifactFile::BuiltIn(bytes) => Cow::Borrowed(*bytes),
+                ArtifactFile::Installed { path, .. } => std::fs::read(path)
+                    .with_context(|| format!("cannot read {}", path.display()))?
+                    .into(),
+            };
+            let path = format!("/v1/artifacts/{name}");
+            let _view: ArtifactView = fleet.api.put_bytes(&path, &bytes)?;
         }
-        view.done("three detection networks pushed to the coordinator");
+        let number = scenario.artifacts.len();
+        view.done(&format!(
+            "{number} detection networks pushed to the coordinator"
+        ));
         Ok(fleet)
     }
 
@@ -122,6 +142,7 @@ impl Fleet {
         view.step(&format!("{} agents join with a token each", nodes.len()));
         self.join_all(nodes)?;
         for node in nodes {
+            self.install(node)?;
             self.cluster.spawn(self.agent_spec(node)?)?;
         }
         for node in nodes {
@@ -164,6 +185,17 @@ impl Fleet {
             }
             Ok(())
         })
+    }
+
+    /// Puts the large networks where the agent keeps what it has fetched. A link does: the agent reads it, and at most removes it.
+    fn install(&self, node: &NodeSpec) -> anyhow::Result<()> {
+        let folder = Path::new(&self.data_of(node.name)?).join("artifacts");
+        for (digest, path) in &self.installed {
+            std::fs::create_dir_all(&folder)?;
+            std::os::unix::fs::symlink(path, folder.join(digest))
+                .with_context(|| format!("cannot install {}", path.display()))?;
+        }
+        Ok(())
     }
 
     fn join_spec(&self, node: &NodeSpec) -> anyhow::Result<ProcessSpec> {
@@ -306,7 +338,12 @@ impl Fleet {
     pub(crate) fn restart_coordinator(&mut self) -> anyhow::Result<()> {
         // An end by itself is better than a kill, but either will do.
         let _status = self.cluster.stop(COORDINATOR, STOP_DEADLINE)?;
-        let spec = coordinator_spec(self.listens, self.seed, self.keep_first_plans);
+        let spec = coordinator_spec(
+            self.listens,
+            self.seed,
+            self.keep_first_plans,
+            self.has_configs,
+        );
         self.cluster.respawn_as(COORDINATOR, spec)?;
         self.cluster.ready(COORDINATOR)?;
         Ok(())
@@ -317,6 +354,7 @@ fn coordinator_spec(
     (quic, http): (SocketAddr, SocketAddr),
     seed: u64,
     keep_first_plans: bool,
+    has_configs: bool,
 ) -> ProcessSpec {
     let mut arguments = vec![
         "--listen".to_owned(),
@@ -328,6 +366,9 @@ fn coordinator_spec(
         "--seed".to_owned(),
         seed.to_string(),
     ];
+    if has_configs {
+        arguments.extend(["--configs".to_owned(), CONFIGS.to_owned()]);
+    }
     if keep_first_plans {
         arguments.push("--static".to_owned());
     }

@@ -3,7 +3,8 @@
 //! Start at [`story::run`]. Its world is a [`scenario`], its processes a [`fleet`]; one app's way through the events is a [`pass`], seen on a
 //! terminal as a [`view`]. What a run measures is a [`record`], made by [`collect`], judged by [`verdict`] and drawn as one HTML file by
 //! [`report`]. The app is a process of its own ([`app`]) that renders its film first ([`film`]) and talks to the story over its standard
-//! streams ([`protocol`]).
+//! streams ([`protocol`]). With `--real` the same story is told of a real video ([`footage`]) and detector ([`real`]), with the largest
+//! network's word for the truth ([`golden`]).
 
 mod api;
 pub mod app;
@@ -12,9 +13,12 @@ mod board;
 mod collect;
 mod film;
 mod fleet;
+mod footage;
+mod golden;
 mod measure;
 mod pass;
 mod protocol;
+mod real;
 pub mod record;
 pub mod report;
 mod scenario;

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use super::footage::Footage;
+
 /// How to start the app process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct AppConfig {
@@ -36,6 +38,8 @@ pub(crate) struct FilmConfig {
     pub(crate) dark_s: f64,
     /// Light in the dark, 1 being daylight.
     pub(crate) dark_brightness: f32,
+    /// A real video to show instead of scenes.
+    pub(crate) footage: Option<Footage>,
 }
 
 /// The demo tells the app.

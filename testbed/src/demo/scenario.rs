@@ -3,6 +3,7 @@
 //! Start at [`Scenario`]. What the query must meet stands in `configs/queries/plant-camera.yaml`, what things cost in
 //! `configs/prices.yaml`, what operators can do in `configs/catalogue.yaml`: the files that a user would write.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,12 +11,13 @@ use compass_coordinator::configs::Configs;
 use compass_shared::model::query::{CostSlo, Query};
 use compass_shared::spec::documents::parse_query;
 
+use super::footage::Footage;
 use super::record::SloRecord;
 use crate::relay::topology::LinkSpec;
 use crate::relay::{PathShape, Topology};
 
 /// The query as its app registers it.
-pub(crate) const QUERY_YAML: &str = include_str!("../../../configs/queries/plant-camera.yaml");
+const QUERY_YAML: &str = include_str!("../../../configs/queries/plant-camera.yaml");
 
 /// The site whose uplink is cut.
 pub(crate) const SITE: &str = "plant";
@@ -65,7 +67,47 @@ pub(crate) struct Scenario {
     pub(crate) course: Course,
     pub(crate) query: Query,
     pub(crate) slo: SloRecord,
+    /// The query as its app registers it.
+    pub(crate) query_yaml: &'static str,
+    /// What the camera sees, in words.
+    pub(crate) source: String,
+    /// A real video instead of scenes.
+    pub(crate) footage: Option<Footage>,
+    /// The coordinator's configuration files, by path; what is not among them is built in.
+    pub(crate) config_files: &'static [(&'static str, &'static str)],
+    /// The networks, by the names of the catalogue.
+    pub(crate) artifacts: Vec<(String, ArtifactFile)>,
 }
+
+/// A network to be pushed to the coordinator.
+#[derive(Debug, Clone)]
+pub(crate) enum ArtifactFile {
+    /// One of the demo's own; agents fetch it when they need it.
+    BuiltIn(&'static [u8]),
+    /// One so large that it is on the nodes' disks before, as an installer would put it.
+    Installed {
+        /// Where it is on this host.
+        path: PathBuf,
+        /// Its SHA-256.
+        digest: String,
+    },
+}
+
+/// The demo's own networks.
+const NETWORKS: [(&str, &[u8]); 3] = [
+    (
+        "detector-small",
+        include_bytes!("../../models/small.onnx").as_slice(),
+    ),
+    (
+        "detector-medium",
+        include_bytes!("../../models/medium.onnx").as_slice(),
+    ),
+    (
+        "detector-large",
+        include_bytes!("../../models/large.onnx").as_slice(),
+    ),
+];
 
 /// The figures of a phase are those of its end, so that a re-plan may take its time.
 pub(crate) const MEASURED: Duration = Duration::from_secs(10);
@@ -111,6 +153,14 @@ impl Scenario {
             },
             query,
             slo,
+            query_yaml: QUERY_YAML,
+            source: "rendered scenes".to_owned(),
+            footage: None,
+            config_files: &[],
+            artifacts: NETWORKS
+                .into_iter()
+                .map(|(name, bytes)| (name.to_owned(), ArtifactFile::BuiltIn(bytes)))
+                .collect(),
         })
     }
 
@@ -147,7 +197,7 @@ fn access() -> LinkSpec {
     LinkSpec::mbit_s(100.0, 100.0, 0.3)
 }
 
-fn slo_of(query: &Query) -> anyhow::Result<SloRecord> {
+pub(super) fn slo_of(query: &Query) -> anyhow::Result<SloRecord> {
     let latency = query.slo.latency.context("the query has a latency SLO")?;
     let Some(CostSlo::PerHour(cost_max_usd_per_h)) = query.slo.cost_max else {
         anyhow::bail!("the query has a cost SLO per hour");

@@ -15,7 +15,7 @@ use super::fleet::Fleet;
 use super::pass::{Pass, Player};
 use super::protocol::FilmConfig;
 use super::record::{PlanRecord, RunRecord, Verdict};
-use super::scenario::{Course, QUERY_YAML, Scenario};
+use super::scenario::{Course, Scenario};
 use super::view::{View, for_this_terminal};
 use super::{collect, report, summary, verdict};
 
@@ -71,7 +71,7 @@ fn write(arguments: &DemoArguments, run: &RunRecord) -> anyhow::Result<()> {
 
 fn tell(arguments: &DemoArguments, view: &mut dyn View) -> anyhow::Result<RunRecord> {
     let started = Instant::now();
-    let scenario = arguments.scenario()?;
+    let scenario = arguments.scenario(view)?;
     let mut fleet = Fleet::start(
         &scenario,
         arguments.seed,
@@ -83,7 +83,7 @@ fn tell(arguments: &DemoArguments, view: &mut dyn View) -> anyhow::Result<RunRec
     let course = scenario.course;
     let (lines, said) = mpsc::channel();
     let film = film(&scenario, arguments.seed, course);
-    fleet.start_app("app", QUERY_YAML, film, scenario.rate_hz(), lines)?;
+    fleet.start_app("app", scenario.query_yaml, film, scenario.rate_hz(), lines)?;
     fleet.add_nodes(&scenario.nodes, view)?;
     let player = Player {
         fleet: &mut fleet,
@@ -124,6 +124,7 @@ fn film(scenario: &Scenario, seed: u64, course: Course) -> FilmConfig {
         day_s: (course.day + course.cut).as_secs_f64() + FILM_SLACK_S,
         dark_s: course.dark.as_secs_f64() + 5.0,
         dark_brightness: scenario.dark_brightness,
+        footage: scenario.footage.clone(),
     }
 }
 
@@ -223,7 +224,7 @@ fn record(
     let invalid_reasons = verdict::invalid_reasons(&host);
     let mut run = RunRecord {
         seed: arguments.seed,
-        source: "rendered scenes".to_owned(),
+        source: scenario.source.clone(),
         flags: arguments.flags(),
         zero_unix_ms: pass.zero_unix_ms,
         rate_hz: scenario.rate_hz(),

