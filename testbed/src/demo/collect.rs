@@ -1,6 +1,6 @@
 //! From what the passes saw to the record of the run.
 //!
-//! Start at [`record`]. Figures only; what they mean for the verdict is decided in [`super::verdict`].
+//! Start at [`phases`]. Figures only; what they mean for the verdict is decided in [`super::verdict`].
 
 use std::collections::BTreeMap;
 

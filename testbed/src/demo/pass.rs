@@ -198,10 +198,8 @@ impl Player<'_> {
             Act::CutUplink => {
                 let rate = self.scenario.uplink_mbit_s;
                 self.fleet.scale_uplink(self.scenario.uplink_cut)?;
-                format!(
-                    "the plant's uplink drops from {rate} to {} Mbit/s",
-                    rate * self.scenario.uplink_cut
-                )
+                let left = (rate * self.scenario.uplink_cut * 1e3).round() / 1e3;
+                format!("the plant's uplink drops from {rate} to {left} Mbit/s")
             }
             Act::LightsOut => {
                 self.fleet.command(self.app, Command::LightsOut)?;

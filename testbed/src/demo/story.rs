@@ -34,7 +34,15 @@ const FILM_SLACK_S: f64 = 45.0;
 /// Runs the demo; says on standard output what came of it.
 pub(crate) fn run(arguments: &DemoArguments) -> ExitCode {
     let mut view = for_this_terminal(arguments.headless);
-    let told = tell(arguments, view.as_mut());
+    let scenario = match arguments.scenario(view.as_mut()) {
+        Ok(scenario) => scenario,
+        Err(error) => {
+            view.end();
+            eprintln!("error: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let told = tell(arguments, &scenario, view.as_mut());
     view.end();
     let run = match told {
         Ok(run) => run,
@@ -69,11 +77,14 @@ fn write(arguments: &DemoArguments, run: &RunRecord) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn tell(arguments: &DemoArguments, view: &mut dyn View) -> anyhow::Result<RunRecord> {
+fn tell(
+    arguments: &DemoArguments,
+    scenario: &Scenario,
+    view: &mut dyn View,
+) -> anyhow::Result<RunRecord> {
     let started = Instant::now();
-    let scenario = arguments.scenario(view)?;
     let mut fleet = Fleet::start(
-        &scenario,
+        scenario,
         arguments.seed,
         arguments.keep_first_plan,
         arguments.keep.as_deref(),
@@ -82,12 +93,12 @@ fn tell(arguments: &DemoArguments, view: &mut dyn View) -> anyhow::Result<RunRec
     // The app renders while the agents join.
     let course = scenario.course;
     let (lines, said) = mpsc::channel();
-    let film = film(&scenario, arguments.seed, course);
+    let film = film(scenario, arguments.seed, course);
     fleet.start_app("app", scenario.query_yaml, film, scenario.rate_hz(), lines)?;
     fleet.add_nodes(&scenario.nodes, view)?;
     let player = Player {
         fleet: &mut fleet,
-        scenario: &scenario,
+        scenario,
         view,
         app: "app",
         query: scenario.query.id.clone(),
@@ -104,14 +115,14 @@ fn tell(arguments: &DemoArguments, view: &mut dyn View) -> anyhow::Result<RunRec
         && pass.failed.is_none();
     let left_alone = match plans.first() {
         Some(first) if compares => {
-            Some(compare(&mut fleet, &scenario, arguments.seed, first, view)?)
+            Some(compare(&mut fleet, scenario, arguments.seed, first, view)?)
         }
         _ => None,
     };
     let total_s = started.elapsed().as_secs_f64();
     Ok(record(
         arguments,
-        &scenario,
+        scenario,
         &pass,
         left_alone.as_ref(),
         total_s,

@@ -7,37 +7,44 @@ use anyhow::{Context, bail};
 
 /// Downloads an npm package and unpacks it into `folder/package`.
 pub(super) fn unpack_npm(package: &str, folder: &Path) -> anyhow::Result<()> {
-    let name = run(folder, "npm", &["pack", "--silent", package], "npm")?;
+    let name = run(
+        folder,
+        "npm",
+        &["pack", "--silent", package],
+        "apt-get install npm",
+    )?;
     let archive = name
         .lines()
         .last()
         .context("npm did not say what it wrote")?;
-    run(folder, "tar", &["-xzf", archive.trim()], "tar").map(drop)
+    run(
+        folder,
+        "tar",
+        &["-xzf", archive.trim()],
+        "apt-get install tar",
+    )
+    .map(drop)
 }
 
 /// Downloads a Debian package and unpacks it into `folder/unpacked`, without installing it: systems may be set to drop documentation.
 pub(super) fn unpack_deb(package: &str, folder: &Path) -> anyhow::Result<()> {
-    run(
-        folder,
-        "apt-get",
-        &["-qq", "download", package],
-        "apt-get (a Debian or Ubuntu system)",
-    )
-    .context("if the package is not known: run `apt-get update` as root first")?;
+    let source = "it comes with Debian and Ubuntu; elsewhere put the file there by hand";
+    run(folder, "apt-get", &["-qq", "download", package], source)
+        .context("(if the package is not known: `apt-get update` as root, then once more)")?;
     let archive = std::fs::read_dir(folder)?
         .filter_map(Result::ok)
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .find(|name| name.ends_with(".deb"))
         .context("apt-get wrote no package")?;
-    run(folder, "dpkg", &["-x", &archive, "unpacked"], "dpkg").map(drop)
+    run(folder, "dpkg", &["-x", &archive, "unpacked"], source).map(drop)
 }
 
-/// Runs a program in a folder; what it says on standard output.
+/// Runs a program in a folder; gives what it says on standard output. `how` tells how to get the program where it is missing.
 pub(super) fn run(
     folder: &Path,
     program: &str,
     arguments: &[&str],
-    install: &str,
+    how: &str,
 ) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -47,7 +54,7 @@ pub(super) fn run(
     let output = match output {
         Ok(output) => output,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            bail!("there is no program {program} here; install {install}")
+            bail!("there is no program {program} here: {how}")
         }
         Err(error) => return Err(error).with_context(|| format!("cannot start {program}")),
     };

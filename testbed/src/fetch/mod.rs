@@ -93,7 +93,7 @@ const VIDEO_IN_PACKAGE: &str = "usr/share/doc/opencv-doc/examples/data/vtest.avi
 /// Fetches the real video and model through the package clients (about 130 MB to download and to keep)
 #[derive(Debug, Args)]
 pub(crate) struct FetchArguments {
-    /// Where they are kept; $XDG_CACHE_HOME/compass or ~/.cache/compass when absent
+    /// Where they are kept; where `demo --real` looks when absent: $XDG_CACHE_HOME/compass or ~/.cache/compass
     #[arg(long)]
     dir: Option<PathBuf>,
 }
@@ -132,7 +132,7 @@ fn default_folder() -> anyhow::Result<PathBuf> {
     if let Some(cache) = set("XDG_CACHE_HOME") {
         return Ok(PathBuf::from(cache).join("compass"));
     }
-    let home = set("HOME").context("neither XDG_CACHE_HOME nor HOME is set; use --dir")?;
+    let home = set("HOME").context("neither XDG_CACHE_HOME nor HOME is set, one of which says where the fetched files are kept")?;
     Ok(PathBuf::from(home).join(".cache/compass"))
 }
 

@@ -31,10 +31,16 @@ fn a_file_that_is_no_model_is_refused() {
 
 #[test]
 fn a_missing_client_is_named_with_what_to_install() {
-    let error = clients::run(Path::new("."), "no-such-client", &["x"], "the-package").unwrap_err();
+    let error = clients::run(
+        Path::new("."),
+        "no-such-client",
+        &["x"],
+        "apt-get install the-package",
+    )
+    .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no program no-such-client here; install the-package"
+        "there is no program no-such-client here: apt-get install the-package"
     );
 }
 
