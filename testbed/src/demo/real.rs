@@ -43,7 +43,7 @@ const UPLINK_MBIT_S: f64 = 6.0;
 const COURSE: Course = Course {
     day: Duration::from_secs(24),
     cut: Duration::from_secs(26),
-    dark: Duration::from_secs(40),
+    dark: Duration::from_secs(46),
 };
 
 /// The scenario of `--real`; has the largest network look at the video first if nobody has done that before.

@@ -28,9 +28,10 @@ pub(super) fn unpack_npm(package: &str, folder: &Path) -> anyhow::Result<()> {
 
 /// Downloads a Debian package and unpacks it into `folder/unpacked`, without installing it: systems may be set to drop documentation.
 pub(super) fn unpack_deb(package: &str, folder: &Path) -> anyhow::Result<()> {
-    let source = "it comes with Debian and Ubuntu; elsewhere put the file there by hand";
-    run(folder, "apt-get", &["-qq", "download", package], source)
-        .context("(if the package is not known: `apt-get update` as root, then once more)")?;
+    let source = "it comes with Debian and Ubuntu; elsewhere, get the package's file by hand";
+    run(folder, "apt-get", &["-qq", "download", package], source).with_context(|| {
+        format!("cannot get {package} (`apt-get update` as root helps if it is not known)")
+    })?;
     let archive = std::fs::read_dir(folder)?
         .filter_map(Result::ok)
         .map(|entry| entry.file_name().to_string_lossy().into_owned())

@@ -179,7 +179,8 @@ fn provide_video(folder: &Path) -> anyhow::Result<()> {
     }
     println!("fetching {DEBIAN_PACKAGE}");
     let unpacked = tempfile::tempdir()?;
-    clients::unpack_deb(DEBIAN_PACKAGE, unpacked.path())?;
+    clients::unpack_deb(DEBIAN_PACKAGE, unpacked.path())
+        .with_context(|| format!("{} would hold it", folder.join(VIDEO.file).display()))?;
     let path = unpacked.path().join("unpacked").join(VIDEO_IN_PACKAGE);
     let bytes = std::fs::read(&path)
         .with_context(|| format!("the package has no file {VIDEO_IN_PACKAGE}"))?;
