@@ -4,6 +4,7 @@
 //! answered, probe trains are timed and reported here.
 
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -105,17 +106,17 @@ impl Connection {
         }
     }
 
-    /// Sends a frame on a stream of its own; gives a handle that stops it while it is being written.
+    /// Sends a frame on a stream of its own; gives a handle that stops it while it is being written, `None` when it is already.
     pub(super) fn send(
         &self,
         send: SendId,
         header: FrameHeader,
         payload: Bytes,
         deadline: Duration,
-    ) -> AbortHandle {
+    ) -> Option<AbortHandle> {
         let session = Arc::clone(&self.session);
         let (id, arrivals) = (self.id, self.inbox.arrivals.clone());
-        let task = tokio::spawn(async move {
+        now_or_spawn(async move {
             let sent = send_frame(&*session, &header, payload, Deadline::after(deadline)).await;
             if sent.is_err_and(|error| !error.is_closed()) {
                 let what = Arrived::SendFailed(send);
@@ -127,8 +128,7 @@ impl Connection {
                     })
                     .await;
             }
-        });
-        task.abort_handle()
+        })
     }
 
     /// Sends a probe train: the number in each part counts down to zero.
@@ -145,6 +145,17 @@ impl Connection {
     }
 }
 
+/// Does on the spot what can be done without waiting, and the rest in a task: most frames fit into the windows, and a task costs as
+/// much as writing one.
+fn now_or_spawn(work: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
+    let mut work = Box::pin(work);
+    // If it has to wait, the task's first poll leaves a waker of its own in place of this one.
+    match work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(()) => None,
+        Poll::Pending => Some(tokio::spawn(work).abort_handle()),
+    }
+}
+
 async fn send_frame(
     session: &dyn Session,
     header: &FrameHeader,
@@ -153,8 +164,9 @@ async fn send_frame(
 ) -> Result<(), TransportError> {
     let mut stream = session.open_uni(deadline).await?;
     stream.set_priority(Priority::Live);
-    stream.write_frame(header, deadline).await?;
-    stream.write_bytes(payload, deadline).await?;
+    stream
+        .write_frame_and_bytes(header, payload, deadline)
+        .await?;
     stream.finish()
 }
 
@@ -237,11 +249,19 @@ impl Reader {
             match self.session.accept_uni(Deadline::never()).await {
                 Ok(stream) => {
                     let reader = self.clone();
-                    streams.spawn(async move {
+                    let mut read = Box::pin(async move {
                         if let Err(error) = reader.read_frame(stream).await {
                             tracing::debug!(%error, session = ?reader.session, "a frame was not read");
                         }
                     });
+                    // A small frame is there whole when its stream is.
+                    if read
+                        .as_mut()
+                        .poll(&mut Context::from_waker(Waker::noop()))
+                        .is_pending()
+                    {
+                        streams.spawn(read);
+                    }
                 }
                 Err(error) => return error,
             }

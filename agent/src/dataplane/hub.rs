@@ -333,6 +333,7 @@ impl Hub {
                     let key = ((query.clone(), *frame), to.clone());
                     if let Some(send) = line.under_way.remove(&key) {
                         line.link.received(now, send.0);
+                        self.sends.remove(&send);
                     }
                 }
                 HopControl::Credit { .. }
@@ -370,8 +371,10 @@ impl Hub {
                     line.link.sent(now, send.0, payload.len() as u64);
                 }
                 if let Some(connection) = self.neighbours.connection(&to) {
-                    let task = connection.send(send, header, payload, deadline);
-                    self.sends.insert(send, task);
+                    let writing = connection.send(send, header, payload, deadline);
+                    if let Some(task) = writing {
+                        self.sends.insert(send, task);
+                    }
                 }
             }
             Effect::Cancel { to, send } => {
@@ -647,11 +650,11 @@ impl Hub {
     }
 
     fn show_in_flight(&self) {
-        let now = self.core.in_flight();
         let mut shown = self.board.shown();
-        if shown.in_flight == now {
+        if self.core.has_in_flight(&shown.in_flight) {
             return;
         }
+        let now = self.core.in_flight();
         let is_there = |old: &(QueryId, Generation, u32)| {
             now.iter().any(|new| (&new.0, new.1) == (&old.0, old.1))
         };

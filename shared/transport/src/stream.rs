@@ -60,6 +60,9 @@ pub struct SendStream {
     state: Sending,
 }
 
+/// Least bytes to take at once while a message is read: its header, its body and a small payload come in one packet.
+const READ_AHEAD_BYTES: usize = 2 * 1024;
+
 /// Largest first allocation for a message whose length the peer announces, in bytes; more is allocated as it arrives.
 const RESERVE_BYTES_MAX: usize = 256 * 1024;
 
@@ -345,7 +348,7 @@ impl RecvStream {
         Ok(Some(codec::decode(&frame[HEADER_BYTES..])?))
     }
 
-    /// Buffers exactly `count` bytes or fails.
+    /// Buffers at least `count` bytes or fails.
     async fn exactly(&mut self, count: usize) -> Result<(), TransportError> {
         if self.fill(count).await? < count {
             return Err(self.truncated(count));
@@ -353,14 +356,15 @@ impl RecvStream {
         Ok(())
     }
 
-    /// Buffers up to `count` bytes and says how many there are; fewer only at the end of the stream.
+    /// Buffers `count` bytes or a little more and says how many there are; fewer only at the end of the stream.
     async fn fill(&mut self, count: usize) -> Result<usize, TransportError> {
         if self.buffer.len() < count {
             self.buffer
                 .reserve((count - self.buffer.len()).min(RESERVE_BYTES_MAX));
         }
         while self.buffer.len() < count {
-            let Some(chunk) = self.chunk(count - self.buffer.len()).await? else {
+            let wanted = (count - self.buffer.len()).max(READ_AHEAD_BYTES);
+            let Some(chunk) = self.chunk(wanted).await? else {
                 break;
             };
             self.buffer.extend_from_slice(&chunk);

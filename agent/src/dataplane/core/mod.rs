@@ -369,6 +369,16 @@ impl Core {
             .collect()
     }
 
+    /// Whether this is what [`Core::in_flight`] would give.
+    pub fn has_in_flight(&self, shown: &[(QueryId, Generation, u32)]) -> bool {
+        let shown = shown
+            .iter()
+            .map(|(query, generation, count)| (query, *generation, *count));
+        let now = self.in_flight.iter();
+        now.map(|((query, generation), count)| (query, *generation, *count))
+            .eq(shown)
+    }
+
     /// Whether an instance has frames waiting or running.
     pub fn is_busy(&self, instance: InstanceId) -> bool {
         self.queues
