@@ -146,6 +146,7 @@ async fn join_fleet(join: Join) -> anyhow::Result<ExitCode> {
     let settings = join.options.clone().resolve()?;
     let token = JoinToken::parse(read_token(&join)?.trim()).context("that is no join token")?;
     let store = AgentStore::open(&settings.data)?;
+    let _alone = store.lock()?;
     let folder = IdentityFolder::new(settings.data.join("identity"));
     let key = folder.key_or_create()?;
     let clock = WallClock::system_with_offset(settings.clock_offset_s);
@@ -373,6 +374,7 @@ fn workers(
 async fn run(options: Options, leading: &[&str]) -> anyhow::Result<ExitCode> {
     let settings = options.resolve()?;
     let store = AgentStore::open(&settings.data)?;
+    let _alone = store.lock()?;
     let folder = IdentityFolder::new(settings.data.join("identity"));
     let (Some(identity), Some(fleet)) = (folder.load()?, store.fleet()?) else {
         bail!(

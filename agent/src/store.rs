@@ -1,7 +1,10 @@
 //! What the agent keeps on disk: boot counter, the coordinator's addresses, its last target. Versioned JSON, written whole or not at all.
+//!
+//! One agent per folder: [`AgentStore::lock`]. A target that cannot be read is set aside, since the coordinator has it too; what nobody
+//! else knows (the fleet joined) is an error.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use compass_shared::model::plan::NodeTarget;
@@ -11,6 +14,10 @@ use serde::{Deserialize, Serialize};
 const BOOT_FILE: &str = "boot.json";
 const FLEET_FILE: &str = "fleet.json";
 const TARGET_FILE: &str = "target.json";
+const LOCK_FILE: &str = "lock";
+
+/// Damaged targets that are kept for someone to look at.
+const SET_ASIDE_MAX: u32 = 9;
 
 /// Version of every record written here.
 const VERSION: u32 = 1;
@@ -34,6 +41,23 @@ pub enum StoreError {
         /// How.
         reason: String,
     },
+    /// Another agent works in the folder.
+    #[error(
+        "{folder} is in use by another agent{}; every agent needs a folder of its own (--data)",
+        .process.map(|process| format!(" (process {process})")).unwrap_or_default()
+    )]
+    InUse {
+        /// The folder.
+        folder: PathBuf,
+        /// The other one's process id, where it could be read.
+        process: Option<u32>,
+    },
+}
+
+/// While it is held no other agent works in the folder; it ends with the process at the latest.
+#[derive(Debug)]
+pub struct FolderLock {
+    _file: File,
 }
 
 /// The fleet this node has joined.
@@ -75,6 +99,41 @@ impl AgentStore {
         &self.folder
     }
 
+    /// Takes the folder for this process alone.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`] when another agent has it.
+    pub fn lock(&self) -> Result<FolderLock, StoreError> {
+        let path = self.folder.join(LOCK_FILE);
+        let disk = |source| StoreError::Disk {
+            path: path.clone(),
+            source,
+        };
+        // Not emptied before it is ours: it names its holder.
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(&path).map_err(disk)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                // Only words for the message.
+                let _ = file.read_to_string(&mut holder);
+                return Err(StoreError::InUse {
+                    folder: self.folder.clone(),
+                    process: holder.trim().parse().ok(),
+                });
+            }
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                tracing::warn!(path = %path.display(), "this file system has no locks: make sure that only one agent uses the folder");
+            }
+            Err(TryLockError::Error(error)) => return Err(disk(error)),
+        }
+        file.set_len(0).map_err(disk)?;
+        writeln!(file, "{}", std::process::id()).map_err(disk)?;
+        Ok(FolderLock { _file: file })
+    }
+
     /// Counts this start and returns its number, from 1: it tells a restart from a clone of the folder.
     ///
     /// # Errors
@@ -101,12 +160,38 @@ impl AgentStore {
         self.write(FLEET_FILE, fleet)
     }
 
-    /// The last target, if any.
+    /// The last target, if any. One that cannot be read is set aside under another name, with a warning that names it: the node starts
+    /// empty and gets its target from the coordinator again.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// [`StoreError::Disk`].
     pub fn target(&self) -> Result<Option<NodeTarget>, StoreError> {
-        self.read(TARGET_FILE)
+        match self.read(TARGET_FILE) {
+            Err(StoreError::Damaged { path, reason }) => {
+                let aside = self.set_aside(&path)?;
+                tracing::warn!(
+                    kept_as = %aside.display(),
+                    reason,
+                    "the target kept on disk is damaged; starting without it"
+                );
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    /// Renames a file to a name that is free; gives it.
+    fn set_aside(&self, path: &Path) -> Result<PathBuf, StoreError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let named = |number: u32| self.folder.join(format!("{name}.damaged-{number}"));
+        // Whoever lets this many pile up does not look at them: the last one is written over.
+        let number = (1..SET_ASIDE_MAX).find(|number| !named(*number).exists());
+        let aside = named(number.unwrap_or(SET_ASIDE_MAX));
+        fs::rename(path, &aside).map_err(|source| StoreError::Disk {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(aside)
     }
 
     /// Remembers a target; it is durable when this returns.
@@ -188,21 +273,41 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_record_is_named_and_not_taken_for_absent() {
+    fn a_damaged_target_is_set_aside_and_the_fleet_is_not_taken_for_absent() {
         let folder = tempfile::tempdir().unwrap();
         let store = AgentStore::open(folder.path()).unwrap();
-        fs::write(
-            folder.path().join(TARGET_FILE),
-            "{\"version\":1,\"value\":{\"com",
-        )
-        .unwrap();
-        let error = store.target().unwrap_err().to_string();
-        assert!(error.contains("target.json is damaged"), "{error}");
-        fs::write(
-            folder.path().join(FLEET_FILE),
-            "{\"version\":9,\"value\":{\"coordinator\":[]}}",
-        )
-        .unwrap();
-        assert!(store.fleet().unwrap_err().to_string().contains("version 9"));
+        let cut = "{\"version\":1,\"value\":{\"com";
+        let newer = "{\"version\":9,\"value\":{\"coordinator\":[]}}";
+        for (number, text) in [(1, cut), (2, newer), (3, "")] {
+            fs::write(folder.path().join(TARGET_FILE), text).unwrap();
+            assert_eq!(store.target().unwrap(), None);
+            assert!(!folder.path().join(TARGET_FILE).exists());
+            let aside = folder.path().join(format!("target.json.damaged-{number}"));
+            assert_eq!(fs::read_to_string(aside).unwrap(), text);
+        }
+        for _ in 0..20 {
+            fs::write(folder.path().join(TARGET_FILE), cut).unwrap();
+            assert_eq!(store.target().unwrap(), None);
+        }
+        let kept = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(kept, SET_ASIDE_MAX as usize);
+
+        fs::write(folder.path().join(FLEET_FILE), newer).unwrap();
+        let error = store.fleet().unwrap_err().to_string();
+        assert!(error.contains("fleet.json is damaged"), "{error}");
+        assert!(error.contains("version 9"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_has_one_agent() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = AgentStore::open(folder.path()).unwrap();
+        let held = store.lock().unwrap();
+        let refused = store.lock().unwrap_err().to_string();
+        let own = format!("in use by another agent (process {})", std::process::id());
+        assert!(refused.contains(&own), "{refused}");
+        assert!(refused.contains("--data"), "{refused}");
+        drop(held);
+        drop(store.lock().unwrap());
     }
 }

@@ -192,6 +192,39 @@ async fn an_agent_that_starts_alone_runs_its_last_target() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_target_is_set_aside_and_one_folder_has_one_agent() {
+    let coordinator = Coordinator::start();
+    let folder = tempfile::tempdir().unwrap();
+    join(&coordinator, folder.path()).await;
+    std::fs::write(folder.path().join("target.json"), "{\"version\":1,").unwrap();
+    let (mut child, _) = run(folder.path()).await;
+    let (registration, mut seat) = coordinator.registration().await;
+    assert_eq!(registration.applied, None);
+    assert!(folder.path().join("target.json.damaged-1").exists());
+
+    for command in ["run", "join"] {
+        let mut second = agent(command, folder.path());
+        if command == "join" {
+            second.args(["127.0.0.1:1", "--token", &coordinator.token()]);
+        }
+        let output = second.output().await.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        let first = format!("in use by another agent (process {})", child.id().unwrap());
+        assert!(said.contains(&first), "{said}");
+    }
+
+    // The first one is undisturbed, and what it is given now is kept.
+    seat.say(CoordinatorToAgent::Target(target(3, &[1]))).await;
+    seat.hear_until(|message| is_ready(message, 3)).await;
+    child.kill().await.unwrap();
+    drop(seat);
+    let (_child, _) = run(folder.path()).await;
+    let (registration, _seat) = coordinator.registration().await;
+    assert_eq!(registration.applied.unwrap().number, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_work_is_said_with_the_next_step() {
     let folder = tempfile::tempdir().unwrap();
     let output = agent("run", folder.path()).output().await.unwrap();
