@@ -8,24 +8,22 @@ use crate::arguments::{Global, RoleName, Token};
 use crate::http::Api;
 use crate::output::{Shown, duration, print_text};
 
+/// What the API calls the end of a token that has none.
+const NEVER: u64 = u64::MAX;
+
 pub(crate) fn list(global: &Global, api: &Api) -> anyhow::Result<()> {
     let tokens: Vec<TokenView> = api.get("/v1/tokens")?;
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)?
         .as_millis() as u64;
     let row = |token: &TokenView| {
-        let state = match token.expires_unix_ms.checked_sub(now) {
-            _ if token.revoked => "revoked".to_owned(),
-            None => "expired".to_owned(),
-            Some(left) => format!("expires in {}", duration(left / 1000)),
-        };
         vec![
             token.id.clone(),
             purpose(&token.purpose),
             token
                 .uses_left
                 .map_or_else(|| "any".to_owned(), |n| n.to_string()),
-            state,
+            state(token, now),
         ]
     };
     let names = tokens.iter().map(|token| token.id.clone()).collect();
@@ -38,6 +36,16 @@ pub(crate) fn list(global: &Global, api: &Api) -> anyhow::Result<()> {
         data: tokens,
     }
     .print(global)
+}
+
+/// How a token stands at a time in ms since 1970.
+fn state(token: &TokenView, now: u64) -> String {
+    match token.expires_unix_ms.checked_sub(now) {
+        _ if token.revoked => "revoked".to_owned(),
+        _ if token.expires_unix_ms == NEVER => "never expires".to_owned(),
+        None | Some(0) => "expired".to_owned(),
+        Some(left) => format!("expires in {}", duration(left / 1000)),
+    }
 }
 
 pub(crate) fn run(global: &Global, api: &Api, command: &Token) -> anyhow::Result<()> {
@@ -112,6 +120,33 @@ impl From<RoleName> for Role {
             RoleName::App => Self::App,
             RoleName::Operator => Self::Operator,
             RoleName::Admin => Self::Admin,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_says_how_long_it_is_good_for() {
+        let token = |expires_unix_ms, revoked| TokenView {
+            id: "t1".to_owned(),
+            purpose: TokenPurpose::Api(Role::Admin),
+            expires_unix_ms,
+            uses_left: None,
+            revoked,
+        };
+        let now = 1_800_000_000_000;
+        for (expires, revoked, expected) in [
+            (NEVER, false, "never expires"),
+            (NEVER, true, "revoked"),
+            (now + 60_000, false, "expires in 60s"),
+            (now + 3 * 86_400_000, false, "expires in 3d"),
+            (now, false, "expired"),
+            (now - 1, false, "expired"),
+        ] {
+            assert_eq!(state(&token(expires, revoked), now), expected);
         }
     }
 }
