@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{demo, fetch, relay};
+use crate::{bench, demo, fetch, relay};
 
 /// The exit code of a command line that cannot be read, as of the other programs.
 const USAGE_ERROR: u8 = 64;
@@ -36,6 +36,9 @@ enum Command {
     /// Make or check bandwidth traces
     #[command(subcommand)]
     Trace(relay::trace::command::TraceCommand),
+    /// Measure what hops and idle agents cost
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
 }
 
 #[derive(Debug, Args)]
@@ -99,6 +102,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Report(arguments) => exit_code(arguments.run()),
         Command::Fetch(arguments) => exit_code(arguments.run()),
         Command::Trace(command) => exit_code(command.run()),
+        Command::Bench(command) => exit_code(command.run()),
     }
 }
 
