@@ -186,13 +186,16 @@ impl Reader {
         to_write: mpsc::Receiver<HopControl>,
         control: mpsc::Sender<HopControl>,
     ) {
-        let why = tokio::select! {
-            error = write_control(send, to_write) => error.to_string(),
-            error = self.read_control(receive, control) => error.to_string(),
-            error = self.read_frames() => error.to_string(),
-            closed = self.session.closed() => closed.to_string(),
+        let (code, why) = tokio::select! {
+            error = write_control(send, to_write) => (CloseCode::DONE, error.to_string()),
+            error = self.read_control(receive, control) => {
+                let code = if is_bad_message(&error) { CloseCode::BAD_MESSAGE } else { CloseCode::DONE };
+                (code, error.to_string())
+            }
+            error = self.read_frames() => (CloseCode::DONE, error.to_string()),
+            closed = self.session.closed() => (CloseCode::DONE, closed.to_string()),
         };
-        self.session.close(CloseCode::DONE, &why);
+        self.session.close(code, &why);
         self.tell(Arrived::Lost(why)).await;
     }
 
@@ -247,11 +250,14 @@ impl Reader {
         let mut streams = JoinSet::new();
         loop {
             match self.session.accept_uni(Deadline::never()).await {
-                Ok(stream) => {
+                Ok(mut stream) => {
                     let reader = self.clone();
                     let mut read = Box::pin(async move {
-                        if let Err(error) = reader.read_frame(stream).await {
+                        if let Err(error) = reader.read_frame(&mut stream).await {
                             tracing::debug!(%error, session = ?reader.session, "a frame was not read");
+                            if is_bad_message(&error) {
+                                stream.stop(ResetCode::BAD_MESSAGE);
+                            }
                         }
                     });
                     // A small frame is there whole when its stream is.
@@ -269,12 +275,11 @@ impl Reader {
         }
     }
 
-    async fn read_frame(&self, mut stream: RecvStream) -> Result<(), TransportError> {
+    async fn read_frame(&self, stream: &mut RecvStream) -> Result<(), TransportError> {
         let deadline = Deadline::after_s(MESSAGE_S);
         let header: FrameHeader = stream.read_frame(MESSAGE_BYTES_MAX, deadline).await?;
         let began = Instant::now();
         if header.payload_bytes > PAYLOAD_BYTES_MAX {
-            stream.stop(ResetCode::BAD_MESSAGE);
             return Err(TransportError::TooLong {
                 limit: PAYLOAD_BYTES_MAX as usize,
             });
@@ -300,6 +305,16 @@ impl Reader {
         let _ = stream.read_some(1, deadline).await;
         Ok(())
     }
+}
+
+/// Whether it is the peer that is at fault: what it sent cannot be read.
+fn is_bad_message(error: &TransportError) -> bool {
+    matches!(
+        error,
+        TransportError::Codec(_)
+            | TransportError::TooLong { .. }
+            | TransportError::Truncated { .. }
+    )
 }
 
 async fn write_control(

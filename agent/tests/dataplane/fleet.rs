@@ -29,7 +29,7 @@ use compass_shared::wire::v1::{AgentEvent, FrameHeader, HopControl};
 use compass_transport::identity::AuthoritySettings;
 use compass_transport::{
     Alpn, CertificateAuthority, Deadline, Dial, Endpoint, EndpointConfig, Role, ServerTrust,
-    Session, Trust, WallClock,
+    Session, TransportError, Trust, WallClock,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -412,6 +412,28 @@ impl App {
         stream.write_frame(&header, deadline).await.unwrap();
         stream.write_bytes(body, deadline).await.unwrap();
         stream.finish().unwrap();
+    }
+
+    /// Sends bytes as they are on a stream of their own and leaves it open; gives how the node takes it.
+    pub(crate) async fn send_raw(&self, bytes: Vec<u8>) -> TransportError {
+        let session = self.entry.lock().unwrap().clone().unwrap();
+        let deadline = Deadline::after(PATIENCE);
+        let mut stream = session.open_uni(deadline).await.unwrap();
+        stream.write_bytes(bytes.into(), deadline).await.unwrap();
+        tokio::time::timeout(PATIENCE, stream.stopped())
+            .await
+            .unwrap()
+    }
+
+    /// Begins a frame and gives it up in the middle.
+    pub(crate) async fn send_part(&self, bytes: Vec<u8>, is_finished: bool) {
+        let session = self.entry.lock().unwrap().clone().unwrap();
+        let deadline = Deadline::after(PATIENCE);
+        let mut stream = session.open_uni(deadline).await.unwrap();
+        stream.write_bytes(bytes.into(), deadline).await.unwrap();
+        if is_finished {
+            stream.finish().unwrap();
+        }
     }
 
     /// Waits until the app knows something.

@@ -9,11 +9,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use compass_agent::trials::StageFetch;
+use compass_shared::codec::encode_frame;
 use compass_shared::ids::{Digest, FrameId, Generation, SampleSetId};
 use compass_shared::model::outcome::Outcome;
 use compass_shared::model::trial::CaptureSamples;
-use compass_shared::wire::v1::AgentEvent;
-use compass_transport::{Alpn, CloseCode, Closed, ConnectError, Deadline, Dial, Role, ServerTrust};
+use compass_shared::wire::v1::{AgentEvent, FrameHeader};
+use compass_transport::{
+    Alpn, CloseCode, Closed, ConnectError, Deadline, Dial, ResetCode, Role, ServerTrust,
+    TransportError,
+};
 
 use fleet::{Fleet, PATIENCE, chain, node, query};
 use relay::Relay;
@@ -98,6 +102,77 @@ async fn a_frame_sent_twice_is_run_once() {
     assert_eq!(fleet.fake("edge", "sampler").most_runs(), 1);
     assert_eq!(fleet.fake("near", "detector").most_runs(), 1);
     assert_eq!(app.results()[&7].len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damaged_frames_are_refused_and_disturb_nobody() {
+    let mut fleet = Fleet::new(&["edge", "near"]);
+    let route = chain(1, &[("sampler", "edge"), ("detector", "near")]);
+    fleet.apply(1, &[route]);
+    let app = fleet.app(&["edge", "near"]).await;
+    app.send(0).await;
+    app.ends(0..1).await;
+
+    let header = |payload_bytes| FrameHeader {
+        query: query(),
+        generation: Generation(0),
+        frame: FrameId(99),
+        from: None,
+        to: None,
+        age_us: 0,
+        content: "bytes".to_owned(),
+        attempt: 0,
+        payload_bytes,
+    };
+    let good = encode_frame(1, &header(1_000)).unwrap();
+    let mut newer = good.clone();
+    newer[6] = 9;
+    let mut oversized = good.clone();
+    oversized[0] = 0xff;
+    let mut cut_within = encode_frame(1, &header(1)).unwrap();
+    // A text that claims to be longer than the message.
+    cut_within[7] = 250;
+    let damaged = [
+        ("another version", newer),
+        ("an oversized header", oversized),
+        ("a header that ends within a text", cut_within),
+        (
+            "an oversized payload",
+            encode_frame(1, &header(u32::MAX)).unwrap(),
+        ),
+        ("another protocol", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+        (
+            "noise",
+            (0..2_000_u32).map(|n| ((n * 7_919) >> 3) as u8).collect(),
+        ),
+    ];
+    for (what, bytes) in damaged {
+        let refused = app.send_raw(bytes).await;
+        assert!(
+            matches!(refused, TransportError::Stopped(ResetCode::BAD_MESSAGE)),
+            "{what}: {refused}"
+        );
+    }
+    for is_finished in [false, true] {
+        app.send_part(good[..good.len() / 2].to_vec(), is_finished)
+            .await;
+        app.send_part(good.clone(), is_finished).await;
+        app.send_part(Vec::new(), is_finished).await;
+    }
+
+    // The same connection goes on, with all its credit, and nothing of it has reached an operator.
+    for frame in 1..20 {
+        app.send(frame).await;
+        app.ends(frame..frame + 1).await;
+    }
+    let ends = app.ends(0..20).await;
+    assert!(ends.values().all(|o| *o == Outcome::Answered), "{ends:?}");
+    assert!(!ends.contains_key(&99));
+    assert_eq!(fleet.fake("edge", "sampler").runs.lock().unwrap().len(), 20);
+    assert_eq!(
+        fleet.fake("near", "detector").runs.lock().unwrap().len(),
+        20
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use compass_shared::ids::{Digest, NodeId};
+use compass_shared::ids::{Digest, NodeId, QueryId};
 use compass_shared::wire::v1::{AgentToCoordinator, CoordinatorToAgent, Registration};
 use compass_transport::identity::AuthoritySettings;
 use compass_transport::join::{self, JoinAuthority, JoinRefusal, JoinToken, TokenHash};
@@ -66,6 +66,15 @@ impl Coordinator {
 
     pub(crate) fn token(&self) -> String {
         self.token.reveal().to_string()
+    }
+
+    /// An endpoint for the app of a query, and the key by which a target names it.
+    pub(crate) fn app(&self, query: &QueryId) -> (Endpoint, Digest) {
+        let trust = Trust::new(self.authority.certificate().clone(), WallClock::system());
+        let identity = self.authority.identity(&Role::App(query.clone())).unwrap();
+        let key = identity.key().fingerprint();
+        let config = EndpointConfig::new("127.0.0.1:0".parse().unwrap(), &[]);
+        (Endpoint::bind(config, trust, Some(identity)).unwrap(), key)
     }
 
     /// Goes away without a word to come back later at the same address.

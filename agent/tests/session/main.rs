@@ -2,24 +2,29 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
+mod app;
 mod coordinator;
 
 use std::path::Path;
 use std::process::Stdio;
 
-use compass_shared::ids::{Commit, InstanceId, NodeId, OperatorKind};
-use compass_shared::model::catalogue::{Runtime, StateKind, Synthetic};
+use compass_shared::ids::{
+    Commit, Digest, Generation, InstanceId, NodeId, OperatorId, OperatorKind, QueryId,
+};
+use compass_shared::model::catalogue::{Fault, Runtime, StateKind, Synthetic};
 use compass_shared::model::cluster::{Resources, Tier};
+use compass_shared::model::outcome::Outcome;
 use compass_shared::model::pipeline::Configuration;
-use compass_shared::model::plan::{InstanceTarget, NodeTarget};
+use compass_shared::model::plan::{InstanceTarget, NodeTarget, QueryTarget, Route, RouteStep};
 use compass_shared::units::Millicores;
 use compass_shared::wire::v1::{
-    AgentReport, AgentToCoordinator, CoordinatorToAgent, InstanceState, InstanceStatus,
+    AgentEvent, AgentReport, AgentToCoordinator, CoordinatorToAgent, InstanceState, InstanceStatus,
 };
 use compass_transport::Deadline;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
+use app::App;
 use coordinator::{Coordinator, PATIENCE};
 
 /// A `compass-agent` with a folder of its own.
@@ -222,6 +227,121 @@ async fn a_damaged_target_is_set_aside_and_one_folder_has_one_agent() {
     let (_child, _) = run(folder.path()).await;
     let (registration, _seat) = coordinator.registration().await;
     assert_eq!(registration.applied.unwrap().number, 3);
+}
+
+/// A query of one synthetic operator, which misbehaves if told to: its instance and its part of a target.
+fn one_operator(name: &str, id: u64, fault: Option<Fault>, app: Digest) -> NodeTarget {
+    let mut target = target(1, &[id]);
+    target.instances[0].runtime = Runtime::Synthetic(Synthetic {
+        cpu_us: 100,
+        spread_percent: 0,
+        output_bytes: None,
+        fault,
+    });
+    let step = RouteStep {
+        operator: OperatorId::new("burner").unwrap(),
+        node: target.node.clone(),
+        instance: InstanceId(id),
+        inputs: vec![],
+        readers: vec![],
+    };
+    let route = Route {
+        generation: Generation(1),
+        steps: vec![step],
+    };
+    target.queries.push(QueryTarget {
+        query: QueryId::new(name).unwrap(),
+        current: route.generation,
+        routes: vec![route],
+        entry: target.node.clone(),
+        frame_deadline: PATIENCE,
+        app_fingerprint: Some(app),
+    });
+    target
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_that_abort_spin_or_eat_memory_move_neither_the_agent_nor_each_other() {
+    let coordinator = Coordinator::start();
+    let folder = tempfile::tempdir().unwrap();
+    join(&coordinator, folder.path()).await;
+    let (_child, line) = run(folder.path()).await;
+    let address = line.rsplit('=').next().unwrap().parse().unwrap();
+    let (registration, mut seat) = coordinator.registration().await;
+
+    let wanted = [
+        ("good", 1, None),
+        ("aborts", 2, Some(Fault::AbortAt(1))),
+        ("spins", 3, Some(Fault::SpinAt(1))),
+        ("eats", 4, Some(Fault::AllocateAt(1))),
+    ];
+    let mut all = target(1, &[]);
+    let mut endpoints = Vec::new();
+    for (name, id, fault) in wanted {
+        let query = QueryId::new(name).unwrap();
+        let (endpoint, key) = coordinator.app(&query);
+        let one = one_operator(name, id, fault, key);
+        all.instances.extend(one.instances);
+        all.queries.extend(one.queries);
+        endpoints.push((query, endpoint));
+    }
+    seat.say(CoordinatorToAgent::Target(all)).await;
+    let AgentToCoordinator::Applied { instances, .. } =
+        seat.hear_until(|message| is_ready(message, 1)).await
+    else {
+        unreachable!()
+    };
+    let pid = instances[0].pid.unwrap();
+    let mut apps = Vec::new();
+    for (query, endpoint) in endpoints {
+        let key = registration.description.fingerprint;
+        let node = seat.node.clone();
+        apps.push(App::connect(endpoint, query, node, address, key).await);
+    }
+    for bad in &apps[1..] {
+        bad.send(1).await;
+    }
+
+    // Meanwhile everything else goes on: frames are answered by the same process, pings and reports come.
+    let mut crashed = std::collections::BTreeSet::new();
+    for number in 1..=50 {
+        apps[0].send(number).await;
+        assert_eq!(apps[0].end_of(number).await, Outcome::Answered);
+        seat.say(CoordinatorToAgent::Ping(number)).await;
+        loop {
+            match seat.hear().await {
+                AgentToCoordinator::Pong(answer) if answer == number => break,
+                AgentToCoordinator::Event(AgentEvent::WorkerCrashed { instance, .. }) => {
+                    crashed.insert(instance.0);
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut sequence = 0;
+    for _ in 0..5 {
+        let deadline = Deadline::after(PATIENCE);
+        let mut stream = seat.session.accept_uni(deadline).await.unwrap();
+        let report: AgentReport = stream.read_frame(1 << 20, deadline).await.unwrap();
+        assert!(report.sequence > sequence, "{} reports", report.sequence);
+        sequence = report.sequence;
+    }
+    while crashed.len() < 3 {
+        if let AgentToCoordinator::Event(AgentEvent::WorkerCrashed { instance, .. }) =
+            seat.hear().await
+        {
+            crashed.insert(instance.0);
+        }
+    }
+    assert_eq!(crashed, [2, 3, 4].into());
+    apps[0].send(51).await;
+    assert_eq!(apps[0].end_of(51).await, Outcome::Answered);
+    let AgentToCoordinator::Applied { instances, .. } =
+        seat.hear_until(|message| is_ready(message, 1)).await
+    else {
+        unreachable!()
+    };
+    assert_eq!((instances[0].pid, instances[0].restarts), (Some(pid), 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
