@@ -160,6 +160,11 @@ fn field_099_times_that_became_numbers_are_explained() {
     assert!(error.message.contains("no unit"), "{error}");
     let sexagesimal = query(&QUERY.replace("300ms", "22:30")).unwrap_err();
     assert!(sexagesimal.message.contains("22:30"), "{sexagesimal}");
+    let hardware_address = query(&QUERY.replace("lobby", "52:54:00:44:49:56")).unwrap_err();
+    assert!(
+        hardware_address.message.contains("52:54:00:44:49:56"),
+        "it stays text: {hardware_address}"
+    );
     assert_eq!(
         query(&QUERY.replace("lobby", "52.54.00.44"))
             .unwrap()
