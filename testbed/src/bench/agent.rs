@@ -7,7 +7,7 @@ use anyhow::{Context, bail, ensure};
 use compass_shared::api::NodeView;
 use serde::Serialize;
 
-use super::{AgentArguments, Circumstances, write_json};
+use super::{AgentArguments, Circumstances, show};
 use crate::cluster::{Cluster, ProcessSpec, Program};
 
 const NODE: &str = "idle-1";
@@ -66,8 +66,7 @@ pub(super) fn run(arguments: &AgentArguments) -> anyhow::Result<()> {
     // Idling is a matter of time: this is what is measured, not a wait for something.
     std::thread::sleep(SETTLE);
     let figures = watch(&cluster, program, Duration::from_secs(arguments.seconds))?;
-    print(&figures);
-    write_json(arguments.json.as_deref(), &figures)
+    show(arguments.json.as_deref(), &figures, print)
 }
 
 /// A program beside this one; this one where there is none.

@@ -9,7 +9,7 @@ use super::awake::Awake;
 use super::bare::BareEcho;
 use super::chain::Chain;
 use super::worker::HandOver;
-use super::{Circumstances, HopArguments, Times, write_json};
+use super::{Circumstances, HopArguments, Times, show};
 
 /// Payloads: an answer, and a camera's frame as JPEG.
 const SIZES: [Size; 2] = [
@@ -83,8 +83,7 @@ pub(super) fn run(arguments: &HopArguments) -> anyhow::Result<()> {
         hops,
         worker,
     };
-    print(&figures);
-    write_json(arguments.json.as_deref(), &figures)
+    show(arguments.json.as_deref(), &figures, print)
 }
 
 /// One exchange of each kind in turn, so that whatever else the machine does meets all of them alike.

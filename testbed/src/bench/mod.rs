@@ -10,6 +10,7 @@ mod chain;
 mod hop;
 mod worker;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ pub enum BenchCommand {
 /// See [`BenchCommand::Hop`].
 #[derive(Debug, Args)]
 pub struct HopArguments {
-    /// Also write the figures here
-    #[arg(long)]
+    /// Write the figures as JSON into this file beside the table, or without a name to standard output in its place
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
     /// How long to measure the hops; the hand-over to workers takes a quarter more
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=600))]
@@ -48,8 +49,8 @@ pub struct HopArguments {
 /// See [`BenchCommand::Agent`].
 #[derive(Debug, Args)]
 pub struct AgentArguments {
-    /// Also write the figures here
-    #[arg(long)]
+    /// Write the figures as JSON into this file beside the table, or without a name to standard output in its place
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
     /// How long to watch the agent
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..=3600))]
@@ -126,10 +127,22 @@ impl Times {
     }
 }
 
-fn write_json(path: Option<&Path>, figures: &impl Serialize) -> anyhow::Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    let mut text = serde_json::to_vec_pretty(figures)?;
-    text.push(b'\n');
+/// Gives the figures out as asked: the table that `print` makes of them, JSON, or both.
+fn show<F: Serialize>(
+    json: Option<&Path>,
+    figures: &F,
+    print: impl FnOnce(&F),
+) -> anyhow::Result<()> {
+    let is_stdout = json.is_some_and(|path| path.as_os_str() == "-");
+    if !is_stdout {
+        print(figures);
+    }
+    let Some(path) = json else { return Ok(()) };
+    let mut text = serde_json::to_string_pretty(figures)?;
+    text.push('\n');
+    if is_stdout {
+        return Ok(std::io::stdout().write_all(text.as_bytes())?);
+    }
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -165,6 +178,10 @@ mod tests {
         };
         assert_eq!((hop.seconds, hop.pause_ms), (5, 2));
         assert_eq!(hop.json, Some("hop.json".into()));
+        let Ok(BenchCommand::Hop(hop)) = parse("hop --json") else {
+            panic!("JSON needs no file");
+        };
+        assert_eq!(hop.json, Some("-".into()));
         let Ok(BenchCommand::Agent(agent)) = parse("agent") else {
             panic!("that is a bench of an agent");
         };
