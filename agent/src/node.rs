@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use compass_shared::ids::{Commit, InstanceId};
-use compass_shared::model::plan::{InstanceTarget, NodeTarget};
+use compass_shared::model::plan::{ArtifactRef, InstanceTarget, NodeTarget};
 use compass_shared::wire::v1::{InstanceReport, InstanceState, InstanceStatus};
 use compass_transport::Endpoint;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::artifacts::{ArtifactCache, ArtifactSource};
+use crate::artifacts::{ArtifactCache, ArtifactError, ArtifactSource};
 use crate::dataplane::DataPlane;
 use crate::reconcile::{Action, reconcile};
 use crate::store::AgentStore;
@@ -49,6 +49,8 @@ struct Slot {
 struct State {
     commit: Option<Commit>,
     slots: BTreeMap<InstanceId, Slot>,
+    /// What is fetched ahead, and the task that does it.
+    standby: (Vec<ArtifactRef>, Option<AbortHandle>),
 }
 
 /// See the module.
@@ -185,6 +187,9 @@ impl Node {
 
     /// Ends everything that runs.
     pub async fn shut_down(&self) {
+        if let Some(task) = self.state().standby.1.take() {
+            task.abort();
+        }
         let slots = std::mem::take(&mut self.state().slots);
         for slot in slots.into_values() {
             if let Some(task) = slot.starting {
@@ -231,6 +236,59 @@ impl Node {
             }
         }
         self.note_change();
+        self.fetch_ahead(target.standby);
+    }
+
+    /// Models for plans that may come: a task fetches them one by one while nothing that is to run waits for its own. They are not
+    /// protected: whatever runs may push them out.
+    fn fetch_ahead(self: &Arc<Self>, wanted: Vec<ArtifactRef>) {
+        let mut state = self.state();
+        if state.standby.0 == wanted {
+            return;
+        }
+        if let Some(task) = state.standby.1.take() {
+            task.abort();
+        }
+        let node = Arc::clone(self);
+        let list = wanted.clone();
+        let task = (!list.is_empty()).then(|| {
+            tokio::spawn(async move {
+                for artifact in &list {
+                    node.fetch_one_ahead(artifact).await;
+                }
+            })
+            .abort_handle()
+        });
+        state.standby = (wanted, task);
+    }
+
+    async fn fetch_one_ahead(&self, artifact: &ArtifactRef) {
+        let mut changes = self.changes();
+        loop {
+            while self.state().slots.values().any(|s| s.starting.is_some()) {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+            let fetched = self
+                .artifacts
+                .ensure(artifact.digest, artifact.bytes, &*self.source)
+                .await;
+            match fetched {
+                Ok(_) => {
+                    tracing::info!(artifact = %artifact.name, "at hand");
+                    return;
+                }
+                Err(ArtifactError::Fetch { reason, .. }) => {
+                    tracing::debug!(artifact = %artifact.name, reason, "not fetched ahead yet");
+                    tokio::time::sleep(RETRY_EVERY).await;
+                }
+                Err(error) => {
+                    tracing::warn!(artifact = %artifact.name, %error, "not kept at hand");
+                    return;
+                }
+            }
+        }
     }
 
     fn start(self: &Arc<Self>, target: InstanceTarget) {

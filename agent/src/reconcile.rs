@@ -79,6 +79,7 @@ mod tests {
             instances,
             queries: vec![],
             peers: vec![],
+            standby: vec![],
         }
     }
 

@@ -445,11 +445,13 @@ impl SessionLoop {
             collector.collect(now)
         };
         let socket = self.endpoint.socket_stats();
+        let instances = self.node.reports();
+        tracing::debug!(?instances, "report");
         AgentReport {
             sequence,
             telemetry,
             links: self.data_plane.link_reports(),
-            instances: self.node.reports(),
+            instances,
             content: self.data_plane.content_reports(),
             applied: self.node.commit(),
             sent_bytes: socket.sent_bytes,

@@ -267,6 +267,7 @@ mod tests {
             instances: vec![],
             queries: vec![],
             peers: vec![],
+            standby: vec![],
         };
         store.set_target(&target).unwrap();
         assert_eq!(store.target().unwrap(), Some(target));

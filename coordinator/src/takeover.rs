@@ -16,6 +16,7 @@ use compass_shared::model::plan::QueryPlan;
 use compass_shared::model::trigger::Trigger;
 use compass_shared::time::Moment;
 
+use crate::actors::scheduler::node_up;
 use crate::events::Event;
 use crate::plane::Plane;
 
@@ -115,13 +116,7 @@ pub fn try_end(plane: &Plane) {
             .record(Event::new("plan", "assignment", "coordinator", text));
     }
     for seat in plane.fleet.seats() {
-        let (applied, instances) = seat.applied();
-        let fact = scheduler::Input::NodeUp {
-            node: seat.node.clone(),
-            applied,
-            instances,
-        };
-        plane.roles.scheduler.tell(fact.into());
+        plane.roles.scheduler.tell(node_up(&seat).into());
     }
     // Read only now: a picture drawn since is told by whoever drew it.
     let fact = scheduler::Input::Cluster {

@@ -253,6 +253,7 @@ fn a_target_reaches_its_node_now_or_when_it_comes_and_only_the_newest_counts() {
             instances: vec![],
             queries: vec![],
             peers: vec![],
+            standby: vec![],
         };
         let is_target = |message| match message {
             CoordinatorToAgent::Target(target) if target.commit.number > OWN => {

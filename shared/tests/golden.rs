@@ -165,6 +165,7 @@ fn target() -> NodeTarget {
         ],
         queries: vec![query],
         peers: vec![peer()],
+        standby: vec![],
     }
 }
 
@@ -316,6 +317,7 @@ fn agent_messages(golden: &mut Golden) {
         rtt_ms: Some(4.5),
         delivered_bps: 1_000_000,
         network_limited: true,
+        degraded: false,
         loss: 0.01,
         sent_bytes: 10,
         received_bytes: 20,

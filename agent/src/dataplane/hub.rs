@@ -510,7 +510,7 @@ impl Hub {
         self.neighbours.dial(now, &self.core.wanted());
         self.slice_queues(now);
         self.flush_events();
-        let links = self.neighbours.reports();
+        let links = self.neighbours.reports(now);
         self.board.shown().links = links;
     }
 

@@ -10,7 +10,7 @@
 //!
 //! Deliberately absent: which links matter (the planner's business) and re-routing (the core's).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use compass_shared::model::trigger::Measurement;
@@ -21,6 +21,9 @@ mod tests;
 
 /// Longest wait for the report of a probe train.
 const PROBE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Least rate that is told, in bit/s: less cannot be told from silence, which is [`Liveness`]'s business.
+const RATE_MIN: f64 = 1000.0;
 
 /// Smallest probe train: two packets, or there is nothing to time.
 const PROBE_BYTES_MIN: u64 = 2400;
@@ -60,6 +63,11 @@ pub struct LinkPolicy {
     pub probe_budget: f64,
     /// Bytes that may be under way while the capacity is not known.
     pub window_unknown: u64,
+    /// A rate is a capacity only if it was measured over this much busy time within [`Self::fresh`]: below, the host's scheduling was
+    /// timed, not the link.
+    pub credible: Duration,
+    /// See `credible`: the time between two reports.
+    pub fresh: Duration,
 }
 
 impl Default for LinkPolicy {
@@ -79,6 +87,8 @@ impl Default for LinkPolicy {
             probe_takes: Duration::from_millis(150),
             probe_budget: 0.03,
             window_unknown: 64 << 10,
+            credible: Duration::from_millis(20),
+            fresh: Duration::from_secs(1),
         }
     }
 }
@@ -131,9 +141,21 @@ pub struct LinkEstimator {
     probe: ProbeState,
     loss: (f64, f64),
     is_saturated: bool,
+    /// What was measured within the last [`LinkPolicy::fresh`].
+    window: VecDeque<Stretch>,
     /// A probe train ended within this slice.
     skip_slice: bool,
     last_traffic: Moment,
+}
+
+/// Busy time with what was delivered in it.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    ended: Moment,
+    busy: Duration,
+    bytes: u64,
+    /// Whether the network set the pace.
+    limited: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -171,6 +193,7 @@ impl LinkEstimator {
             probe: ProbeState::default(),
             loss: (0.0, 0.0),
             is_saturated: false,
+            window: VecDeque::new(),
             skip_slice: false,
             last_traffic: now,
         }
@@ -250,6 +273,8 @@ impl LinkEstimator {
             return None;
         }
         self.learn(delivered, busy);
+        let limited = self.is_saturated || self.is_degraded() || self.falls_short();
+        self.note(now, busy, delivered, limited);
         let change = self.judge(now, delivered, busy, frames, fast_seen);
         if change.is_none() && self.evidence.busy.is_zero() {
             self.follow();
@@ -320,6 +345,7 @@ impl LinkEstimator {
         let took = spread
             .max(now.since(sent).saturating_sub(self.rtt_min()))
             .max(Duration::from_micros(100));
+        self.note(now, took, bytes, true);
         let rate = bytes as f64 * 8.0 / took.as_secs_f64();
         let Some(reference) = self
             .reference
@@ -376,15 +402,46 @@ impl LinkEstimator {
         (bytes > 0.0).then(|| bytes * 8.0 / seconds.max(1e-3))
     }
 
-    /// Whether the rate is what the link can do, not only what was asked of it: it was full, is known to be bad, or fell short of what
-    /// the congestion control would have sent.
-    pub fn is_network_limited(&self) -> bool {
-        let Some(rate) = self.rate() else {
-            return false;
+    /// What to report: the rate in bit/s measured within the last second, and whether that is what the link can do, not only what was
+    /// asked of it. Zero and `false` when it was not used.
+    pub fn measured(&self, now: Moment) -> (f64, bool) {
+        let fresh = || {
+            let is_fresh = |stretch: &&Stretch| now.since(stretch.ended) <= self.policy.fresh;
+            self.window.iter().filter(is_fresh)
         };
+        let limited: Duration = fresh().filter(|s| s.limited).map(|s| s.busy).sum();
+        let is_capacity = limited >= self.policy.credible;
+        let counted = || fresh().filter(|s| s.limited || !is_capacity);
+        let bytes: u64 = counted().map(|s| s.bytes).sum();
+        let busy: Duration = counted().map(|s| s.busy).sum();
+        // Below a millisecond it is the machine that is measured.
+        (
+            bytes as f64 * 8.0 / busy.as_secs_f64().max(1e-3),
+            is_capacity,
+        )
+    }
+
+    /// Whether less is delivered than the congestion control would have sent.
+    fn falls_short(&self) -> bool {
         let rtt = self.rtt_min().as_secs_f64().max(1e-4);
         let offered = self.counters.congestion_window_bytes as f64 * 8.0 / rtt;
-        self.healthy.is_some() || self.is_saturated || rate < 0.5 * offered
+        self.rate().is_some_and(|rate| rate < 0.5 * offered)
+    }
+
+    fn note(&mut self, now: Moment, busy: Duration, bytes: u64, limited: bool) {
+        self.window.push_back(Stretch {
+            ended: now,
+            busy,
+            bytes,
+            limited,
+        });
+        while self
+            .window
+            .front()
+            .is_some_and(|s| now.since(s.ended) > self.policy.fresh)
+        {
+            self.window.pop_front();
+        }
     }
 
     /// Whether a probe train is out or due soon.
@@ -487,6 +544,7 @@ impl LinkEstimator {
     }
 
     fn degrade(&mut self, now: Moment, rate: f64) -> LinkChange {
+        let rate = rate.max(RATE_MIN);
         let before = self.reference.unwrap_or(rate);
         let window = self
             .evidence
@@ -495,8 +553,7 @@ impl LinkEstimator {
         let seconds = self.evidence.busy.as_secs_f64();
         self.recent = (rate / 8.0 * seconds, seconds);
         self.healthy = Some(self.healthy.map_or(before, |healthy| healthy.max(before)));
-        // Never zero: the next comparison needs something to compare with.
-        self.reference = Some(rate.max(1.0));
+        self.reference = Some(rate);
         self.evidence = Evidence::default();
         self.good_in_a_row = 0;
         LinkChange::Degraded(measurement(rate, before, window + self.policy.slice))

@@ -404,10 +404,10 @@ impl Neighbours {
     }
 
     /// Links as last measured.
-    pub(super) fn reports(&self) -> Vec<LinkReport> {
+    pub(super) fn reports(&self, now: Moment) -> Vec<LinkReport> {
         self.peers
             .iter()
-            .map(|(node, line)| line.report(node))
+            .map(|(node, line)| line.report(now, node))
             .collect()
     }
 }
@@ -459,18 +459,20 @@ impl PeerLine {
         Some((counters, stats.udp_received_datagrams))
     }
 
-    fn report(&self, node: &NodeId) -> LinkReport {
+    fn report(&self, now: Moment, node: &NodeId) -> LinkReport {
         let (mut sent_bytes, mut received_bytes) = self.carried;
         if let Some(connection) = &self.connection {
             let stats = connection.session.stats();
             sent_bytes += stats.udp_sent_bytes;
             received_bytes += stats.udp_received_bytes;
         }
+        let (delivered_bps, network_limited) = self.link.measured(now);
         LinkReport {
             peer: node.clone(),
             rtt_ms: self.link.rtt().map(ms),
-            delivered_bps: self.link.rate().unwrap_or_default() as u64,
-            network_limited: self.link.is_network_limited(),
+            delivered_bps: delivered_bps as u64,
+            network_limited,
+            degraded: self.link.is_degraded(),
             loss: self.link.loss(),
             sent_bytes,
             received_bytes,

@@ -263,6 +263,7 @@ impl Fleet {
                     app_fingerprint: Some(fingerprint),
                 }],
                 peers: peers.clone(),
+                standby: vec![],
             };
             let pins = peers.iter().map(|p| (p.node.clone(), p.fingerprint));
             member.endpoint.trust().set_peers(pins);

@@ -95,6 +95,7 @@ fn target(number: u64, instances: &[u64]) -> NodeTarget {
         instances: instances.iter().map(instance).collect(),
         queries: vec![],
         peers: vec![],
+        standby: vec![],
     }
 }
 

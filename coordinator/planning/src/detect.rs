@@ -70,7 +70,7 @@ impl Default for DetectSettings {
     fn default() -> Self {
         Self {
             silence: Duration::from_millis(2300),
-            silence_confirmed: Duration::from_millis(1500),
+            silence_confirmed: Duration::from_millis(1900),
             silence_seen_by_peers: Duration::from_secs(15),
             link_degraded_ratio: 0.6,
             link_recovered_ratio: 1.5,

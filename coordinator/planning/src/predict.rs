@@ -381,12 +381,15 @@ impl<'f, 'a> Prepared<'f, 'a> {
             rates.push(rate);
             passed.push(passed_part(context, configuration, known, position));
             inputs.push(sources);
-            work.extend(
-                fleet
-                    .descriptions
-                    .iter()
-                    .map(|node| known[position].on(node, context.settings)),
-            );
+            let operator = &operators[position].id;
+            let live = context.profile.live_ratio.get(operator).copied();
+            work.extend(fleet.descriptions.iter().map(|node| {
+                let work = known[position].on(node, context.settings)?;
+                Some(Work {
+                    mean_ms: work.mean_ms * live.unwrap_or(1.0),
+                    ..work
+                })
+            }));
         }
         let last = operators.len() - 1;
         Self {

@@ -207,6 +207,9 @@ pub struct QueryProfile {
     pub content_epoch: u32,
     /// What live answers showed beyond the prediction, in ms (end to end, may be negative).
     pub latency_bias_ms: f64,
+    /// Time of live frames relative to that of samples, by operator: a trial runs its samples back to back with warm caches, a live frame
+    /// comes alone.
+    pub live_ratio: BTreeMap<OperatorId, f64>,
     /// What the app measured below what samples had promised of the same configuration (0 or negative): samples, or the golden
     /// configuration as the truth, flatter.
     pub accuracy_bias: f64,

@@ -36,6 +36,8 @@ pub struct ScheduleSettings {
     pub same_cause_within: Duration,
     /// A plan that a node could not carry out is not chosen again for this long.
     pub avoid_failed_for: Duration,
+    /// Models of a query that the nodes of its site fetch ahead, in bytes: a site that is cut off cannot fetch what it then needs.
+    pub standby_bytes: u64,
     /// Added to a query's frame deadline before an old plan counts as drained although its entry node has not said so.
     pub drain_slack: Duration,
 }
@@ -47,6 +49,7 @@ impl Default for ScheduleSettings {
             warm_deadline: Duration::from_secs(30),
             same_cause_within: Duration::from_secs(20),
             avoid_failed_for: Duration::from_secs(60),
+            standby_bytes: 64 << 20,
             drain_slack: Duration::from_millis(500),
         }
     }

@@ -9,14 +9,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use compass_shared::ids::{Commit, Digest, Generation, InstanceId, NodeId, QueryId};
+use compass_shared::ids::{Commit, Digest, Generation, InstanceId, NodeId, QueryId, SiteId};
 use compass_shared::model::catalogue::Catalogue;
-use compass_shared::model::cluster::{Cluster, Resources};
+use compass_shared::model::cluster::{Cluster, Node, Resources};
 use compass_shared::model::plan::{
-    InstanceTarget, NodeTarget, Peer, QueryPlan, QueryTarget, Route, RouteStep,
+    ArtifactRef, InstanceTarget, NodeTarget, Peer, QueryPlan, QueryTarget, Route, RouteStep,
 };
 use compass_shared::model::query::Query;
 use compass_shared::units::Millicores;
+
+use crate::profile::QueryProfile;
+use crate::space::{is_allowed, takes_work};
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -32,6 +35,54 @@ pub struct LiveQuery<'a> {
     pub current: Generation,
     /// Every plan that may have frames in flight or must be warm, oldest first.
     pub plans: Vec<&'a QueryPlan>,
+    /// Models that plans for it may need, for the nodes of its site; see [`standby`].
+    pub standby: &'a [Standby],
+}
+
+/// A model that a plan of a query may need.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standby {
+    /// Position of the operator that would run it.
+    pub position: usize,
+    /// The model.
+    pub artifact: ArtifactRef,
+}
+
+/// Models of the configurations that were found to work, smallest first, as far as they fit into `bytes_max`.
+pub fn standby(
+    query: &Query,
+    catalogue: &Catalogue,
+    profile: &QueryProfile,
+    bytes_max: u64,
+) -> Vec<Standby> {
+    let mut found = BTreeMap::new();
+    for (position, operator) in query.pipeline.operators.iter().enumerate() {
+        let Some(entry) = catalogue.0.get(&operator.kind) else {
+            continue;
+        };
+        let worked = profile.configurations.values();
+        for row in worked.filter(|row| row.failed.is_none() && !row.scores.is_empty()) {
+            let own = row.configuration.of(&operator.id);
+            if let Some(choice) = own.and_then(|own| entry.artifact(own)) {
+                let artifact = ArtifactRef {
+                    name: choice.name.clone(),
+                    digest: choice.digest,
+                    bytes: choice.bytes,
+                };
+                found.insert(
+                    (choice.bytes, position, choice.digest),
+                    Standby { position, artifact },
+                );
+            }
+        }
+    }
+    let mut left = bytes_max;
+    let fits = |one: &Standby| {
+        let rest = left.checked_sub(one.artifact.bytes);
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    found.into_values().take_while(fits).collect()
 }
 
 /// How the frames of a plan travel.
@@ -114,7 +165,13 @@ pub fn node_targets(
             }
         }
     }
-    let nodes: BTreeSet<NodeId> = shares.keys().chain(queries.keys()).cloned().collect();
+    let mut standby = standby_of(live, cluster);
+    let nodes: BTreeSet<NodeId> = shares
+        .keys()
+        .chain(queries.keys())
+        .chain(standby.keys())
+        .cloned()
+        .collect();
     nodes
         .into_iter()
         .map(|node| {
@@ -142,10 +199,43 @@ pub fn node_targets(
                     .into_values()
                     .collect(),
                 peers,
+                standby: standby
+                    .remove(&node)
+                    .unwrap_or_default()
+                    .into_values()
+                    .collect(),
             };
             (node, target)
         })
         .collect()
+}
+
+/// What each node of a query's site should have at hand, smallest first.
+fn standby_of(
+    live: &[LiveQuery<'_>],
+    cluster: &Cluster,
+) -> BTreeMap<NodeId, BTreeMap<(u64, Digest), ArtifactRef>> {
+    let mut sites: BTreeMap<&SiteId, Vec<(&NodeId, &Node)>> = BTreeMap::new();
+    for (id, node) in cluster.nodes.iter().filter(|(_, node)| takes_work(node)) {
+        let members = sites.entry(&node.description.site).or_default();
+        members.push((id, node));
+    }
+    let mut wanted: BTreeMap<NodeId, BTreeMap<(u64, Digest), ArtifactRef>> = BTreeMap::new();
+    for one in live.iter().filter(|one| !one.standby.is_empty()) {
+        let home = cluster.nodes.get(&one.query.entry);
+        let members = home.and_then(|entry| sites.get(&entry.description.site));
+        for (id, node) in members.into_iter().flatten() {
+            for Standby { position, artifact } in one.standby {
+                if is_allowed(one.query, cluster, *position, node) {
+                    wanted
+                        .entry((*id).clone())
+                        .or_default()
+                        .insert((artifact.bytes, artifact.digest), artifact.clone());
+                }
+            }
+        }
+    }
+    wanted
 }
 
 /// Grants each instance what it wants. Where the node has not enough CPU for all of that: to the generation with the new frames its

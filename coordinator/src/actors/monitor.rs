@@ -10,6 +10,7 @@ use compass_shared::model::trigger::Trigger;
 use compass_shared::time::Moment;
 
 use super::role::{Perform, Role, Weight};
+use super::scheduler::node_up;
 use crate::events::Event;
 use crate::fleet::Fleet;
 use crate::plane::Plane;
@@ -177,6 +178,7 @@ impl Perform<Effect> for MonitorPerformer {
                 if !plane.takeover.is_over() {
                     takeover::try_end(plane);
                 } else if !plane.is_frozen() {
+                    tell_of_returns(plane, &triggers);
                     let fact = scheduler::Input::Cluster { cluster, triggers };
                     plane.roles.scheduler.tell(fact.into());
                 }
@@ -226,6 +228,18 @@ fn object_of(trigger: &Trigger) -> String {
             format!("link {from}->{to}")
         }
         _ => "fleet".to_owned(),
+    }
+}
+
+/// A node counts as lost when nothing is heard of it, though its session may live on: when it is heard of again, no arrival tells the
+/// scheduler what it has.
+fn tell_of_returns(plane: &Plane, triggers: &[Trigger]) {
+    for trigger in triggers {
+        if let Trigger::NodeJoined(node) = trigger
+            && let Some(seat) = plane.fleet.seat(node)
+        {
+            plane.roles.scheduler.tell(node_up(&seat).into());
+        }
     }
 }
 

@@ -15,10 +15,21 @@ use compass_shared::wire::v1::CoordinatorToApp;
 
 use super::role::{Perform, Role};
 use crate::events::{Event, now_unix_ms};
+use crate::fleet::Seat;
 use crate::metrics::count;
 use crate::plane::Plane;
 use crate::store::records::{AssignmentRecord, FrontRecord, PlanRecord, QueryRecord, QueryState};
 use crate::store::{StoreError, get, scan};
+
+/// What the scheduler is told of a node with a session: how far it is, and what it runs.
+pub fn node_up(seat: &Seat) -> CoreInput {
+    let (applied, instances) = seat.applied();
+    CoreInput::NodeUp {
+        node: seat.node.clone(),
+        applied,
+        instances,
+    }
+}
 
 /// What the scheduler's actor is told.
 #[derive(Debug)]
@@ -108,14 +119,7 @@ impl SchedulerRole {
         }
         // During a takeover it is told at the end: half a fleet is no picture.
         if plane.takeover.is_over() {
-            for seat in plane.fleet.seats() {
-                let (applied, instances) = seat.applied();
-                facts.push(CoreInput::NodeUp {
-                    node: seat.node.clone(),
-                    applied,
-                    instances,
-                });
-            }
+            facts.extend(plane.fleet.seats().iter().map(|seat| node_up(seat)));
             facts.push(CoreInput::Cluster {
                 cluster: plane.picture.cluster(),
                 triggers: Vec::new(),

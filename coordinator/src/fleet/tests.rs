@@ -97,6 +97,7 @@ async fn field_007_impossible_figures_are_dropped_on_arrival() {
         rtt_ms,
         delivered_bps: 1,
         network_limited: false,
+        degraded: false,
         loss,
         sent_bytes: 0,
         received_bytes: 0,

@@ -263,4 +263,7 @@ pub struct NodeTarget {
     pub queries: Vec<QueryTarget>,
     /// Nodes it may send frames to or receive frames from.
     pub peers: Vec<Peer>,
+    /// Models to have at hand for plans that may be needed while the coordinator is hard to reach: fetched when nothing that is to run
+    /// waits for one, and kept while there is room.
+    pub standby: Vec<ArtifactRef>,
 }

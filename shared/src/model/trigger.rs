@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Generation, NodeId, OperatorId};
 
+/// Stands for the latency of a frame that was never answered, in ms: longer than any bound, and a number JSON knows.
+pub const NEVER_MS: f64 = 1e9;
+
 /// What was measured against which bound over which window.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
@@ -169,12 +172,24 @@ impl fmt::Display for Trigger {
                 slo,
                 measurement: m,
             } => {
-                let name = match slo {
-                    SloKind::Latency => "latency",
-                    SloKind::Accuracy => "accuracy",
-                    SloKind::Cost => "cost",
-                };
-                write!(f, "{name} {:.3} breaks its SLO {:.3}", m.value, m.bound)
+                let (value, bound) = (m.value, m.bound);
+                match slo {
+                    SloKind::Latency if value >= NEVER_MS => {
+                        write!(
+                            f,
+                            "latency without end breaks its SLO {bound:.0} ms: frames are not answered"
+                        )
+                    }
+                    SloKind::Latency => {
+                        write!(f, "latency {value:.0} ms breaks its SLO {bound:.0} ms")
+                    }
+                    SloKind::Accuracy => {
+                        write!(f, "accuracy {value:.3} breaks its SLO {bound:.3}")
+                    }
+                    SloKind::Cost => {
+                        write!(f, "cost {value:.4} USD/h breaks its SLO {bound:.4} USD/h")
+                    }
+                }
             }
             Self::ContentDrifted {
                 descriptor,

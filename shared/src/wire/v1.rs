@@ -78,8 +78,10 @@ pub struct LinkReport {
     pub rtt_ms: Option<f64>,
     /// Delivered rate in bit/s over the window.
     pub delivered_bps: u64,
-    /// Whether the sender had more to send than the link took: only then is the rate a capacity, else a lower bound.
+    /// Whether the rate was measured within the window and is what the link could carry: only then is it a capacity, else a lower bound.
     pub network_limited: bool,
+    /// Whether the agent counts the link as degraded, as its last event said; it tests by itself whether the link has recovered.
+    pub degraded: bool,
     /// Fraction of packets lost, 0 to 1.
     pub loss: f64,
     /// UDP bytes sent to and received from this neighbour since the session began.

@@ -307,6 +307,7 @@ fn apply(
                 app_fingerprint: Some(app.key().fingerprint()),
             }],
             peers: peers.clone(),
+            standby: vec![],
         };
         let pins = peers
             .iter()

@@ -98,6 +98,7 @@ pub(super) fn target(me: &str, commit: u64, routes: &[Route]) -> NodeTarget {
             app_fingerprint: None,
         }],
         peers: vec![],
+        standby: vec![],
     }
 }
 

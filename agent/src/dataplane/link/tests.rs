@@ -130,7 +130,7 @@ fn a_link_cut_to_a_twentieth_is_noticed_within_a_second() {
             panic!("{:?}", link.changes)
         };
         assert!(m.value < 4.0 && m.bound > 10.0, "{m:?}");
-        assert!(link.estimator.is_network_limited());
+        assert!(link.estimator.measured(link.now).1);
         link.run(2_000, frames_per_s, bytes);
         let rate = link.estimator.rate().unwrap() / 1e6;
         assert!((0.5..2.0).contains(&rate), "{rate} Mbit/s");

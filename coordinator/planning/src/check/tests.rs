@@ -82,6 +82,7 @@ impl World {
             app: None,
             current: self.plan.generation,
             plans: vec![&self.plan],
+            standby: &[],
         }];
         node_targets(
             &live,

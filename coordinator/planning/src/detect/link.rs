@@ -3,6 +3,10 @@
 //! A delivered rate is a measurement of capacity only while the sender was network-limited. Otherwise it is a lower bound: it can raise
 //! the estimate, never lower it. Verdicts compare with what was last planned with, so a slow decline is noticed as soon as it has
 //! become as large as a sudden one, and a value that hovers raises nothing new.
+//!
+//! Sudden changes are the agent's to tell: it sees every packet, waits out stalls and tests by itself whether a bad link has recovered.
+//! Its events count at once. Its periodic reports are smoothed, and have to agree several times before they call a link degraded; while
+//! the agent holds it degraded they never call it recovered.
 
 use compass_shared::model::cluster::Link;
 use compass_shared::model::trigger::Measurement;
@@ -18,6 +22,11 @@ pub struct LinkWatch {
     planned: Link,
     changed: Moment,
     degraded: bool,
+    /// What the agent says of it, and how many reports in a row have said otherwise since.
+    agent_says_degraded: bool,
+    contradictions: u32,
+    /// Reports in a row by which it is degraded.
+    low_reports: u32,
     /// What it was before a neighbouring link out of the same site degraded, while nothing was measured on it since.
     unsuspected: Option<Link>,
 }
@@ -33,8 +42,13 @@ pub enum LinkVerdict {
     Recovered(Measurement),
 }
 
-/// Part of a new capacity measurement that counts at once: one window says most, two in a row nearly all.
-const FRESH_PART: f64 = 0.7;
+/// Part of a new capacity measurement that counts at once: windows of an idle link differ by half.
+const FRESH_PART: f64 = 0.3;
+/// Reports in a row that make a verdict without an event.
+const REPORTS_AGREE: u32 = 3;
+/// Reports that contradict the agent's last event before they are believed: one may have been under way with it, the next says that an
+/// event was lost.
+const CONTRADICTIONS_MAX: u32 = 2;
 /// Longer round trips than planned by less than this many milliseconds are jitter.
 const RTT_JITTER_MS: f64 = 20.0;
 
@@ -52,6 +66,9 @@ impl LinkWatch {
             planned: link,
             changed: now,
             degraded: false,
+            agent_says_degraded: false,
+            contradictions: 0,
+            low_reports: 0,
             unsuspected: None,
         }
     }
@@ -68,6 +85,26 @@ impl LinkWatch {
     /// The current picture; `None` until the other end has answered.
     pub fn link(&self) -> Option<&Link> {
         (self.link.rtt_ms > 0.0).then_some(&self.link)
+    }
+
+    /// Takes a periodic report.
+    pub fn report(
+        &mut self,
+        now: Moment,
+        delivered_bps: f64,
+        network_limited: bool,
+        agent_says_degraded: bool,
+        settings: &DetectSettings,
+    ) -> Option<LinkVerdict> {
+        if agent_says_degraded != self.agent_says_degraded {
+            self.contradictions += 1;
+            if self.contradictions < CONTRADICTIONS_MAX {
+                return None;
+            }
+            self.agent_says_degraded = agent_says_degraded;
+        }
+        self.contradictions = 0;
+        self.rate(now, delivered_bps, network_limited, settings)
     }
 
     /// Takes a delivered rate.
@@ -87,10 +124,8 @@ impl LinkWatch {
                 // Nothing delivered is silence, not a capacity of zero: liveness deals with it.
                 return None;
             }
-            // What is far off is no noise.
-            let is_far = delivered_bps < known * settings.link_degraded_ratio;
-            self.unsuspected = None;
-            let fresh = if self.link.lower_bound || is_far {
+            let was_guess = self.link.lower_bound || self.unsuspected.take().is_some();
+            let fresh = if was_guess {
                 delivered_bps
             } else {
                 FRESH_PART * delivered_bps + (1.0 - FRESH_PART) * known
@@ -103,13 +138,14 @@ impl LinkWatch {
         } else {
             return None;
         }
-        self.judge_rate(now, settings)
+        self.judge_rate(now, settings, REPORTS_AGREE)
     }
 
     /// Takes a breach or recovery an agent has seen (Mbit/s): it counts as it is.
     pub fn event(
         &mut self,
         now: Moment,
+        is_degraded: bool,
         measurement: Measurement,
         settings: &DetectSettings,
     ) -> Option<LinkVerdict> {
@@ -123,7 +159,14 @@ impl LinkWatch {
         self.link.bandwidth = Bandwidth::from_mbit_s(measurement.value);
         self.link.lower_bound = false;
         self.unsuspected = None;
-        self.judge_rate(now, settings)
+        self.agent_says_degraded = is_degraded;
+        self.contradictions = 0;
+        self.judge_rate(now, settings, 1)
+    }
+
+    /// Whether the agent holds it degraded.
+    pub const fn is_degraded(&self) -> bool {
+        self.agent_says_degraded
     }
 
     /// Another link out of the same site has degraded to `part` of its rate, now `bandwidth`. They most likely share the uplink, so this
@@ -184,7 +227,12 @@ impl LinkWatch {
         None
     }
 
-    fn judge_rate(&mut self, now: Moment, settings: &DetectSettings) -> Option<LinkVerdict> {
+    fn judge_rate(
+        &mut self,
+        now: Moment,
+        settings: &DetectSettings,
+        needed: u32,
+    ) -> Option<LinkVerdict> {
         let (value, planned) = (
             self.link.bandwidth.0 as f64,
             self.planned.bandwidth.0 as f64,
@@ -194,16 +242,19 @@ impl LinkWatch {
             return Some(LinkVerdict::News);
         }
         let measurement = self.measurement(now, value / 1e6, planned / 1e6);
-        let verdict = if value < planned * settings.link_degraded_ratio && !self.link.lower_bound {
+        let is_low = value < planned * settings.link_degraded_ratio && !self.link.lower_bound;
+        self.low_reports = if is_low { self.low_reports + 1 } else { 0 };
+        let has_risen = value > planned * settings.link_recovered_ratio;
+        let verdict = if is_low && self.low_reports >= needed {
             self.degraded = true;
             LinkVerdict::Degraded(measurement)
-        } else if self.degraded && value > planned * settings.link_recovered_ratio {
+        } else if self.degraded && !self.agent_says_degraded && has_risen {
             self.degraded = false;
             LinkVerdict::Recovered(measurement)
         } else if (value - planned).abs() > planned * settings.link_news_ratio
             || self.link.lower_bound != self.planned.lower_bound
         {
-            if value < planned {
+            if value < planned || self.agent_says_degraded {
                 // Small steps down must not add up unnoticed: what was planned with stays the reference.
                 return Some(LinkVerdict::News);
             }
@@ -218,6 +269,7 @@ impl LinkWatch {
     const fn take_as_planned(&mut self, now: Moment) {
         self.planned = self.link;
         self.changed = now;
+        self.low_reports = 0;
     }
 
     fn measurement(&self, now: Moment, value: f64, bound: f64) -> Measurement {

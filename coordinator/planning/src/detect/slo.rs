@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use compass_shared::detect::{Breach, Edge, percentile};
 use compass_shared::model::outcome::AppReport;
 use compass_shared::model::query::Slo;
-use compass_shared::model::trigger::{Measurement, SloKind};
+use compass_shared::model::trigger::{Measurement, NEVER_MS, SloKind};
 use compass_shared::time::{Moment, ms};
 
 use super::DetectSettings;
@@ -62,7 +62,7 @@ impl SloWatch {
         let mut latencies: Vec<f64> = report.latencies_ms.iter().map(|l| f64::from(*l)).collect();
         // A frame that never came back took longer than any bound.
         let gone = report.counts.expired + report.counts.rejected;
-        latencies.extend((0..gone.min(256)).map(|_| 1e9));
+        latencies.extend((0..gone.min(256)).map(|_| NEVER_MS));
         push(&mut self.latencies, latencies);
         push(
             &mut self.accuracies,

@@ -120,36 +120,67 @@ fn a_rate_counts_as_capacity_only_while_the_sender_was_limited_by_the_network() 
     );
 }
 
+fn measured(value: f64, bound: f64) -> Measurement {
+    Measurement {
+        value,
+        bound,
+        window_ms: 300,
+    }
+}
+
+fn is_verdict(verdict: &Option<LinkVerdict>) -> bool {
+    matches!(
+        verdict,
+        Some(LinkVerdict::Degraded(_) | LinkVerdict::Recovered(_))
+    )
+}
+
 #[test]
 fn a_drop_is_raised_once_with_its_measurement_and_a_return_is_too() {
     let mut link = link_at(20.0);
-    let verdict = link.rate(at(1000), 1e6, true, &settings());
+    let verdict = link.event(at(1000), true, measured(1.0, 20.0), &settings());
     let Some(LinkVerdict::Degraded(measurement)) = verdict else {
         panic!("{verdict:?}");
     };
     assert!((measurement.value - 1.0).abs() < 1e-9 && (measurement.bound - 20.0).abs() < 1e-9);
     for i in 0..20 {
-        let hovering = 1e6 * (0.95 + 0.01 * f64::from(i % 10));
-        let verdict = link.rate(
-            at(2000 + u64::from(i as u32) * 1000),
-            hovering,
-            true,
-            &settings(),
-        );
-        assert!(!matches!(
-            verdict,
-            Some(LinkVerdict::Degraded(_) | LinkVerdict::Recovered(_))
-        ));
+        let hovering = if i % 2 == 0 { 0.5e6 } else { 2.5e6 };
+        let verdict = link.report(at(2000 + i * 1000), hovering, true, true, &settings());
+        assert!(!is_verdict(&verdict), "{i}: {verdict:?}");
     }
-    let back = Measurement {
-        value: 19.0,
-        bound: 1.0,
-        window_ms: 300,
-    };
     assert!(matches!(
-        link.event(at(30_000), back, &settings()),
+        link.event(at(30_000), false, measured(19.0, 1.0), &settings()),
         Some(LinkVerdict::Recovered(_))
     ));
+}
+
+#[test]
+fn a_report_that_was_under_way_with_the_event_does_not_undo_it() {
+    let mut link = link_at(20.0);
+    link.event(at(1000), true, measured(1.0, 20.0), &settings());
+    assert_eq!(link.report(at(1030), 18e6, true, false, &settings()), None);
+    assert!((rate(&link) - 1.0).abs() < 1e-9);
+    // Said again, the event that it has recovered must have been lost.
+    let mut verdicts: Vec<_> = (2..10)
+        .map(|s| link.report(at(s * 1000), 18e6, true, false, &settings()))
+        .collect();
+    verdicts.retain(is_verdict);
+    assert!(
+        matches!(verdicts[..], [Some(LinkVerdict::Recovered(_))]),
+        "{verdicts:?}"
+    );
+}
+
+#[test]
+fn without_an_event_reports_have_to_agree() {
+    let mut link = link_at(20.0);
+    let report = |link: &mut LinkWatch, s: u64, mbit_s: f64| {
+        link.report(at(s * 1000), mbit_s * 1e6, true, false, &settings())
+    };
+    assert!(!is_verdict(&report(&mut link, 1, 2.0)));
+    assert!(!is_verdict(&report(&mut link, 2, 20.0)));
+    let first = (3..20).find(|s| is_verdict(&report(&mut link, *s, 2.0)));
+    assert!(first.is_some_and(|s| (5..=8).contains(&s)), "{first:?}");
 }
 
 #[test]
@@ -213,7 +244,7 @@ fn nonsense_leaves_a_link_alone() {
         bound: 1.0,
         window_ms: 0,
     };
-    assert_eq!(link.event(at(1000), nothing, &settings()), None);
+    assert_eq!(link.event(at(1000), true, nothing, &settings()), None);
     assert!((rate(&link) - 20.0).abs() < 1e-9);
 }
 

@@ -58,6 +58,7 @@ fn targets(plans: &[&QueryPlan], current: u64) -> BTreeMap<NodeId, NodeTarget> {
         app: None,
         current: Generation(current),
         plans: plans.to_vec(),
+        standby: &[],
     }];
     node_targets(
         &live,
@@ -146,6 +147,7 @@ fn shares_of_queries_that_use_one_instance_add_up() {
         app: None,
         current: Generation(1),
         plans: vec![plan],
+        standby: &[],
     });
     let all = node_targets(
         &live,
@@ -229,4 +231,31 @@ fn where_both_copies_do_not_fit_the_break_is_declared() {
         "{steps:?}"
     );
     assert!(steps[0].to_string().contains("a gap is expected"));
+}
+
+#[test]
+fn models_a_plan_may_need_are_fetched_ahead_where_the_site_may_be_cut_off() {
+    let query = fixture::query();
+    let profile = fixture::profile(&fixture::all_configurations(), 1.0);
+    let all = standby(&query, &fixture::catalogue(), &profile, u64::MAX);
+    assert!(!all.is_empty());
+    let sizes: Vec<u64> = all.iter().map(|one| one.artifact.bytes).collect();
+    assert!(sizes.is_sorted(), "small ones first: {sizes:?}");
+    let some = standby(&query, &fixture::catalogue(), &profile, sizes[0]);
+    assert_eq!(some, all[..1]);
+    let live = [LiveQuery {
+        query: &query,
+        app: None,
+        current: Generation(0),
+        plans: vec![],
+        standby: &all,
+    }];
+    let commit = Commit { term: 1, number: 1 };
+    let told = node_targets(&live, &fixture::catalogue(), &fixture::cluster(), commit);
+    let with: Vec<&str> = told
+        .iter()
+        .filter(|(_, target)| !target.standby.is_empty())
+        .map(|(node, _)| node.as_str())
+        .collect();
+    assert_eq!(with, ["edge-1", "near-1"]);
 }

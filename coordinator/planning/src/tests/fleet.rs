@@ -68,9 +68,12 @@ pub(super) struct Fleet {
     monitor: monitor::Monitor,
     nodes: BTreeMap<NodeId, FakeNode>,
     dead: BTreeSet<NodeId>,
+    mute: BTreeSet<NodeId>,
     prefixes: BTreeMap<Digest, PipelineConfiguration>,
     /// Part of its nominal rate that the uplink of the plant has.
     uplink: f64,
+    /// From when on an agent holds a link degraded, or no longer.
+    verdicts: BTreeMap<(NodeId, NodeId), (Moment, bool)>,
     /// Light as of each moment it changed.
     light: Vec<(Moment, f64)>,
     pub(super) has_labels: bool,
@@ -122,8 +125,10 @@ impl Fleet {
             query,
             nodes: BTreeMap::new(),
             dead: BTreeSet::new(),
+            mute: BTreeSet::new(),
             prefixes,
             uplink: 1.0,
+            verdicts: BTreeMap::new(),
             light: vec![(Moment(0), 1.0)],
             has_labels: true,
             app_plan: None,
@@ -164,26 +169,8 @@ impl Fleet {
     pub(super) fn join(&mut self, name: &str) {
         let node = fixture::node_id(name);
         self.dead.remove(&node);
-        let state = self.nodes.entry(node.clone()).or_default();
-        let applied = state.applied;
-        let instances = state
-            .ready
-            .keys()
-            .map(|instance| InstanceStatus {
-                instance: *instance,
-                state: InstanceState::Ready,
-                pid: None,
-                restarts: 0,
-            })
-            .collect();
-        self.after(
-            MESSAGE,
-            Event::Scheduler(scheduler::Input::NodeUp {
-                node: node.clone(),
-                applied,
-                instances,
-            }),
-        );
+        self.nodes.entry(node.clone()).or_default();
+        self.say_up(&node);
         self.after(
             MESSAGE,
             Event::Monitor(monitor::Input::NodeUp {
@@ -191,6 +178,35 @@ impl Fleet {
                 description: fixture::description(name),
             }),
         );
+    }
+
+    /// The scheduler is told what a node has and runs.
+    fn say_up(&mut self, node: &NodeId) {
+        let Some(state) = self.nodes.get(node) else {
+            return;
+        };
+        let instances = state.ready.keys().map(|instance| InstanceStatus {
+            instance: *instance,
+            state: InstanceState::Ready,
+            pid: None,
+            restarts: 0,
+        });
+        let fact = scheduler::Input::NodeUp {
+            node: node.clone(),
+            applied: state.applied,
+            instances: instances.collect(),
+        };
+        self.after(MESSAGE, Event::Scheduler(fact));
+    }
+
+    /// Nothing is heard of a node for a while; it works on.
+    pub(super) fn mute(&mut self, name: &str, is_mute: bool) {
+        let node = fixture::node_id(name);
+        if is_mute {
+            self.mute.insert(node);
+        } else {
+            self.mute.remove(&node);
+        }
     }
 
     fn after(&mut self, delay: Duration, event: Event) {
@@ -344,6 +360,11 @@ impl Fleet {
                     self.happen(Event::Explorer(explorer::Input::Cluster(Arc::clone(
                         &cluster,
                     ))));
+                    for trigger in &triggers {
+                        if let Trigger::NodeJoined(node) = trigger {
+                            self.say_up(node);
+                        }
+                    }
                     self.happen(Event::Scheduler(scheduler::Input::Cluster {
                         cluster,
                         triggers,
@@ -619,8 +640,11 @@ impl Fleet {
                     let peer = to.clone();
                     (3000, AgentEvent::LinkRecovered { peer, measurement })
                 };
+                let delay = Duration::from_millis(delay);
+                self.verdicts
+                    .insert((from.clone(), to.clone()), (self.now + delay, is_worse));
                 self.after(
-                    Duration::from_millis(delay),
+                    delay,
                     Event::Monitor(monitor::Input::Event {
                         node: from.clone(),
                         event,
@@ -721,7 +745,7 @@ impl Fleet {
         self.sequence += 1;
         let names: Vec<NodeId> = self.nodes.keys().cloned().collect();
         for node in &names {
-            if self.dead.contains(node) {
+            if self.dead.contains(node) || self.mute.contains(node) {
                 continue;
             }
             let report = Box::new(self.agent_report(node));
@@ -780,6 +804,10 @@ impl Fleet {
                     rtt_ms: Some(rtt_ms),
                     delivered_bps: demand.min(bps) as u64,
                     network_limited: demand > bps,
+                    degraded: self
+                        .verdicts
+                        .get(&(node.clone(), peer.clone()))
+                        .is_some_and(|(since, degraded)| (self.now >= *since) == *degraded),
                     loss: 0.0,
                     sent_bytes: self.sequence * 1000,
                     received_bytes: self.sequence * 1000,

@@ -164,6 +164,21 @@ fn a_dead_node_is_noticed_and_replaced_and_comes_back_without_a_flap() {
 }
 
 #[test]
+fn a_node_that_was_only_not_heard_takes_its_part_again() {
+    let mut fleet = tell(4, true);
+    fleet.mute("edge-1", true);
+    fleet.run_until(80.0);
+    let text = describe(&fleet);
+    let is_lost = |(_, t): &(_, Trigger)| matches!(t, Trigger::NodeLost(_));
+    assert!(fleet.triggers.iter().any(is_lost), "{text}");
+    fleet.mute("edge-1", false);
+    fleet.set_uplink(0.05);
+    fleet.run_until(92.0);
+    let text = describe(&fleet);
+    assert!(is_compliant(&fleet), "{text}");
+}
+
+#[test]
 fn field_062_at_constant_load_plans_rest() {
     let mut fleet = tell(5, true);
     fleet.run_until(70.0);

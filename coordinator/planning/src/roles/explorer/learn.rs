@@ -1,6 +1,7 @@
 //! What a trial's stages and live measurements teach.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use compass_shared::evaluate::judge;
 use compass_shared::ids::FrameId;
@@ -19,6 +20,10 @@ use crate::space::{Point, is_filter};
 
 /// How many samples a window's median and 95th percentile of live work stand for.
 const LIVE_SAMPLES: u32 = 8;
+/// Live frames that seem to take more than this many times as long as samples were slowed down by something else.
+const LIVE_RATIO_MAX: f64 = 1.5;
+/// Part of a window's ratio that counts at once.
+const LIVE_RATIO_PART: f64 = 0.2;
 /// Latencies kept of the plan in force.
 pub(super) const LATENCIES_KEPT: usize = 200;
 
@@ -251,16 +256,25 @@ impl Explorer {
                 // Never run in a trial under this prefix: its size is not known, so the row would mislead.
                 continue;
             }
-            // Trials measure better; live work only fills in classes where none ran.
-            row.times
-                .entry(class_of(&node.description))
-                .or_insert_with(|| {
+            // Trials measure better; live work fills in classes where none ran, and tells how alike trials and live work are.
+            match row.times.entry(class_of(&node.description)) {
+                Entry::Vacant(entry) => {
                     learnt = true;
-                    ClassTimes {
+                    entry.insert(ClassTimes {
                         full_core_ms: times,
                         speed: node.description.emulated_speed,
+                    });
+                }
+                Entry::Occupied(entry) => {
+                    let sampled = entry.get().full_core_ms.mean;
+                    if sampled > 0.0 {
+                        let seen = (times.mean / sampled).clamp(1.0, LIVE_RATIO_MAX);
+                        let ratios = &mut self.front.profile.live_ratio;
+                        let ratio = ratios.entry(operator.clone()).or_insert(seen);
+                        *ratio += LIVE_RATIO_PART * (seen - *ratio);
                     }
-                });
+                }
+            }
         }
         let is_searching = self
             .campaign

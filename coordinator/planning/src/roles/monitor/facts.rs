@@ -107,10 +107,11 @@ impl Monitor {
             .entry(pair)
             .or_insert_with(|| LinkWatch::new(now));
         let path = watch.path(now, link.rtt_ms, link.loss, &self.settings);
-        let rate = watch.rate(
+        let rate = watch.report(
             now,
             link.delivered_bps as f64,
             link.network_limited,
+            link.degraded,
             &self.settings,
         );
         for verdict in [path, rate].into_iter().flatten() {
@@ -219,6 +220,7 @@ impl Monitor {
             return;
         }
         self.heard(now, node, news);
+        let is_degraded = matches!(event, AgentEvent::LinkDegraded { .. });
         match event {
             AgentEvent::LinkDegraded { peer, measurement }
             | AgentEvent::LinkRecovered { peer, measurement } => {
@@ -226,7 +228,7 @@ impl Monitor {
                     .links
                     .entry((node.clone(), peer.clone()))
                     .or_insert_with(|| LinkWatch::new(now));
-                if let Some(verdict) = watch.event(now, measurement, &self.settings) {
+                if let Some(verdict) = watch.event(now, is_degraded, measurement, &self.settings) {
                     self.verdict_on(now, news, node, &peer, verdict);
                 }
             }
@@ -365,13 +367,18 @@ impl Monitor {
                     to: to.clone(),
                     measurement,
                 });
-                self.beside(from, to, |watch| watch.clear(now));
+                // While another link through the same uplink is bad, the suspicion stands.
+                let mut others_degraded = false;
+                self.beside(from, to, |watch| others_degraded |= watch.is_degraded());
+                if !others_degraded {
+                    self.beside(from, to, |watch| watch.clear(now));
+                }
             }
         }
     }
 
     /// The other links out of a site through which this one leads out of it: they share its uplink.
-    fn beside(&mut self, from: &NodeId, to: &NodeId, then: impl Fn(&mut LinkWatch)) {
+    fn beside(&mut self, from: &NodeId, to: &NodeId, mut then: impl FnMut(&mut LinkWatch)) {
         let site = |id: &NodeId| self.nodes.get(id).map(|w| &w.description.site);
         let home = site(from);
         if home.is_none() || site(to) == home {

@@ -91,6 +91,7 @@ fn link(peer: &str, mbit_s: f64, network_limited: bool) -> LinkReport {
         rtt_ms: Some(20.0),
         delivered_bps: (mbit_s * 1e6) as u64,
         network_limited,
+        degraded: false,
         loss: 0.0,
         sent_bytes: 0,
         received_bytes: 0,

@@ -22,6 +22,7 @@ use crate::profile::QueryProfile;
 use crate::roles::explorer::Proposal;
 use crate::schedule::{Current, Decision, Demand, Problem, Schedule, schedule};
 use crate::space::Space;
+use crate::targets::standby;
 
 /// The least rate a query is planned for, as a part of what it announced: no traffic releases shares but not the plan.
 const IDLE_PART: f64 = 0.1;
@@ -100,6 +101,14 @@ impl Scheduler {
         let Some(state) = self.queries.get_mut(&proposal.query) else {
             return;
         };
+        if proposal.certified {
+            state.standby = standby(
+                &state.query,
+                &self.catalogue,
+                &proposal.front.profile,
+                self.settings.schedule.standby_bytes,
+            );
+        }
         state.front = Some(proposal.front);
         state.effort = (proposal.trials, proposal.cache_hits);
         state.certified = proposal.certified;
@@ -116,6 +125,7 @@ impl Scheduler {
                 self.assignment.clone(),
             ))));
         }
+        self.retarget(effects);
         self.reconsider(now, now, &[(proposal.query, proposal.trigger)], effects);
     }
 
@@ -391,7 +401,8 @@ impl Scheduler {
         };
         let saves = best.expected.cost_usd_per_h < plan.expected.cost_usd_per_h * (1.0 - gain);
         if at > now && saves {
-            state.held_back = Some((trigger.clone(), at));
+            // What made it possible is its reason, not what happens to come by while it waits.
+            state.held_back.get_or_insert_with(|| (trigger.clone(), at));
         }
     }
 

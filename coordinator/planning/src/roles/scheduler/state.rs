@@ -15,6 +15,7 @@ use super::Restored;
 use crate::candidate::Front;
 use crate::explain::Explanation;
 use crate::space::Space;
+use crate::targets::Standby;
 
 /// A plan on its way into force.
 #[derive(Debug, Clone)]
@@ -44,6 +45,8 @@ pub(super) struct QueryState {
     pub(super) front: Option<Front>,
     pub(super) effort: (u32, u32),
     pub(super) certified: bool,
+    /// Models its plans may need.
+    pub(super) standby: Vec<Standby>,
     pub(super) current: Option<QueryPlan>,
     pub(super) warming: Option<Warming>,
     pub(super) draining: Vec<Draining>,
@@ -75,6 +78,7 @@ impl QueryState {
             front: None,
             effort: (0, 0),
             certified: false,
+            standby: Vec::new(),
             current: None,
             warming: None,
             draining: Vec::new(),

@@ -368,6 +368,7 @@ impl Scheduler {
                 app: state.app,
                 current: state.current_generation(),
                 plans: state.live_plans(),
+                standby: &state.standby,
             })
             .collect();
         let commit = Commit {
@@ -401,6 +402,7 @@ impl Scheduler {
                 instances: Vec::new(),
                 queries: Vec::new(),
                 peers: Vec::new(),
+                standby: Vec::new(),
             });
         }
         desired.retain(|node, target| {
@@ -500,10 +502,13 @@ impl Scheduler {
 }
 
 fn is_empty(target: &NodeTarget) -> bool {
-    target.instances.is_empty() && target.queries.is_empty()
+    target.instances.is_empty() && target.queries.is_empty() && target.standby.is_empty()
 }
 
 /// Whether two targets ask for the same, whatever their commit.
 fn is_same_work(a: &NodeTarget, b: &NodeTarget) -> bool {
-    a.instances == b.instances && a.queries == b.queries && a.peers == b.peers
+    a.instances == b.instances
+        && a.queries == b.queries
+        && a.peers == b.peers
+        && a.standby == b.standby
 }
