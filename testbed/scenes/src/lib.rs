@@ -46,6 +46,8 @@ pub struct SceneSettings {
     pub distractors: u32,
     /// Factor on the speed of all objects (1.0: a near object crosses in about ten seconds).
     pub speed: f32,
+    /// Seed of the background, when several scenes are to play in one place; the scene's own otherwise.
+    pub place: Option<u64>,
 }
 
 impl Default for SceneSettings {
@@ -56,6 +58,7 @@ impl Default for SceneSettings {
             lanes: 9,
             distractors: 20,
             speed: 1.0,
+            place: None,
         }
     }
 }
@@ -104,7 +107,7 @@ impl Scene {
         };
         Self {
             seed,
-            background: background::render(seed, &settings),
+            background: background::render(settings.place.unwrap_or(seed), &settings),
             lanes: objects::lanes(seed, &settings),
             noise: NoiseTable::new(seed, NOISE_SIGMA),
             settings,

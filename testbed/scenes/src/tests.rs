@@ -167,6 +167,7 @@ fn odd_settings_and_times_are_tamed() {
             lanes: 1,
             distractors: 1,
             speed: f32::NAN,
+            place: None,
         },
     );
     let frame = tiny.frame(-3.0, f32::NAN);

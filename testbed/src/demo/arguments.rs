@@ -38,7 +38,7 @@ pub struct DemoArguments {
     /// Leave the first plan alone whatever happens: shows what re-planning is good for, and fails
     #[arg(long = "static")]
     pub keep_first_plan: bool,
-    /// Do not compare with the first plan left alone after the story
+    /// Do not compare with the day's plan left alone after the story
     #[arg(long)]
     pub no_comparison: bool,
     /// Kill a process in the story: kill-agent@T or kill-coordinator@T, T seconds after the first answer

@@ -81,7 +81,7 @@ pub(crate) fn latency_of_all(points: &[&Point], part: f64) -> f64 {
     }
 }
 
-/// Figures of every phase, with those of the first plan left alone where there was such a pass.
+/// Figures of every phase, with those of the day's plan left alone where there was such a pass.
 pub(crate) fn phases(
     scenario: &Scenario,
     pass: &Pass,

@@ -13,6 +13,16 @@ use super::protocol::FilmConfig;
 /// Quality of the camera's own JPEG: high, as cameras with hardware encoders send it.
 const CAMERA_QUALITY: u8 = 92;
 
+/// Seed of the yard's background: one that is neither brighter nor darker than most of what passes.
+const PLACE: u64 = 7;
+/// What passes is drawn anew after this many seconds. A single draw stays for as long as a phase lasts and may be all easy or all hard to
+/// see; several in a row make every film about as hard as the model card's average.
+const TRAFFIC_S: f64 = 4.0;
+/// Fast enough that two answers a second are too few.
+const SPEED: f32 = 1.5;
+/// Seeds of one film's traffic.
+const TRAFFIC_SEEDS: u64 = 1000;
+
 /// One frame as the camera delivers it.
 #[derive(Debug, Clone)]
 pub(crate) struct Shot {
@@ -41,7 +51,18 @@ impl Film {
     fn of_scenes(config: &FilmConfig, rate_hz: f64) -> anyhow::Result<Self> {
         let day_frames = (config.day_s * rate_hz).ceil() as usize;
         let dark_frames = (config.dark_s * rate_hz).ceil() as usize;
-        let scene = Scene::new(config.seed, SceneSettings::default());
+        let settings = SceneSettings {
+            place: Some(PLACE),
+            speed: SPEED,
+            ..SceneSettings::default()
+        };
+        let length_s = (day_frames + dark_frames) as f64 / rate_hz;
+        let scenes: Vec<Scene> = (0..=(length_s / TRAFFIC_S) as u64)
+            .map(|number| {
+                let seed = config.seed.wrapping_mul(TRAFFIC_SEEDS).wrapping_add(number);
+                Scene::new(seed, settings.clone())
+            })
+            .collect();
         let moment = |index: usize| index as f64 / rate_hz;
         let jobs: Vec<(f64, f32)> = (0..day_frames)
             .map(|index| (moment(index), 1.0))
@@ -49,7 +70,9 @@ impl Film {
                 (0..dark_frames).map(|index| (moment(day_frames + index), config.dark_brightness)),
             )
             .collect();
-        let mut shots = on_all_cores(&jobs, |(time_s, light)| shoot(&scene, *time_s, *light))?;
+        let mut shots = on_all_cores(&jobs, |(time_s, light)| {
+            shoot(&scenes[(time_s / TRAFFIC_S) as usize], *time_s, *light)
+        })?;
         let dark = shots.split_off(day_frames);
         Ok(Self { day: shots, dark })
     }

@@ -22,6 +22,9 @@ use crate::cluster::{Cluster, ProcessSpec, Program};
 use crate::relay::topology::{uplink_down, uplink_up};
 use crate::relay::{ControlClient, RelayControl};
 
+/// Longest queue of the narrowed uplink: a router that manages its queue drops what would wait longer.
+const QUEUE_MS_MAX: f64 = 500.0;
+
 /// Longer than any demo.
 const TOKEN_TTL_S: u64 = 3600;
 /// An agent is there within a second or two; only met when something is broken.
@@ -319,11 +322,13 @@ impl Fleet {
         self.cluster.tell(app, &serde_json::to_string(&command)?)
     }
 
-    /// Leaves this part of the rate of the site's uplink, both ways.
+    /// Leaves this part of the rate of the site's uplink, both ways. The router before it has the memory it had, so
+    /// that what waits there waits longer, but never for more than [`QUEUE_MS_MAX`].
     pub(crate) fn scale_uplink(&self, part: f64) -> anyhow::Result<()> {
         for pipe in [uplink_up(SITE), uplink_down(SITE)] {
             let mut shape = self.relay.pipe(&pipe)?;
             shape.rate_bps = shape.rate_bps.map(|rate| (rate as f64 * part) as u64);
+            shape.queue_ms = (shape.queue_ms / part).min(QUEUE_MS_MAX);
             self.relay.set_pipe(&pipe, shape)?;
         }
         Ok(())

@@ -30,8 +30,12 @@ const GOODBYE_DEADLINE: Duration = Duration::from_secs(40);
 const POLL: Duration = Duration::from_millis(500);
 /// A killed coordinator is started again after this time: long enough to see that frames flow without it.
 const COORDINATOR_GONE: Duration = Duration::from_secs(3);
-/// Counters are read this long after the last frame: agents report once a second.
+/// Agents report once a second: what they say of this long ago is known.
 const REPORTED: Duration = Duration::from_millis(1300);
+/// Counters stand still when no node has sent more than this within [`REPORTED`].
+const STILL_BYTES: u64 = 6_000;
+/// They are read after so many times [`REPORTED`] at the latest.
+const READINGS_MAX: u32 = 6;
 /// The board shows frames of this long, in ms.
 const SHOWN_MS: f64 = 61_000.0;
 
@@ -266,10 +270,24 @@ impl Player<'_> {
             if !stand.said_goodbye {
                 stand.fail("the app did not say goodbye in time".to_owned());
             }
-            std::thread::sleep(REPORTED);
         }
-        stand.pass.readings.push(Reading::take(self.fleet)?);
+        let reading = self.read_when_still()?;
+        stand.pass.readings.push(reading);
         Ok(())
+    }
+
+    /// Reads the counters once they stand still, so that what agents said a second ago can be compared with what links count now.
+    fn read_when_still(&self) -> anyhow::Result<Reading> {
+        let mut reading = Reading::take(self.fleet)?;
+        for _ in 0..READINGS_MAX {
+            std::thread::sleep(REPORTED);
+            let earlier = std::mem::replace(&mut reading, Reading::take(self.fleet)?);
+            let mut nodes = self.scenario.nodes.iter();
+            if nodes.all(|node| reading.relay_sent_bytes(node.name, &earlier) <= STILL_BYTES) {
+                break;
+            }
+        }
+        Ok(reading)
     }
 
     /// Hears the app and polls the coordinator until the time is over (false), or until this is so or the app is gone (true).

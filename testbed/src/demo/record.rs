@@ -50,7 +50,7 @@ pub struct RunRecord {
     pub events: Vec<EventRecord>,
     /// One per frame that ended.
     pub points: Vec<Point>,
-    /// The first plan left alone through the same events, in a pass of its own; each of its phases is moved in time to begin where the
+    /// The plan that was in force by day, left alone through the same events, in a pass of its own; each of its phases is moved in time to begin where the
     /// story's phase of that name begins. Empty when there was no such pass.
     pub static_points: Vec<Point>,
     /// Per process.
@@ -149,9 +149,9 @@ pub struct PhaseRecord {
     pub accuracy_believed: f64,
     /// What the plan in force costs, in USD per hour.
     pub cost_per_h: f64,
-    /// Attainment of all three SLOs' frames by the first plan left alone, from the static replay; `None` when it was not run.
+    /// Attainment of all three SLOs' frames by the day's plan left alone, from the static replay; `None` when it was not run.
     pub static_attainment: Option<f64>,
-    /// F1 of the first plan left alone.
+    /// F1 of the day's plan left alone.
     pub static_accuracy: Option<f64>,
     /// Whether the last ten seconds met every SLO.
     pub met: bool,

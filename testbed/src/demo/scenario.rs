@@ -145,7 +145,7 @@ impl Scenario {
             uplink_cut: 0.05,
             loss: 0.0,
             // Dark enough that compression hides objects, light enough that large pictures still show them (see the model card).
-            dark_brightness: 0.06,
+            dark_brightness: 0.05,
             course: Course {
                 day: Duration::from_secs(22),
                 cut: Duration::from_secs(24),

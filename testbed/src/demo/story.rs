@@ -1,4 +1,4 @@
-//! The demo as a whole: starts the fleet, plays the story, compares with the first plan left alone, judges, writes.
+//! The demo as a whole: starts the fleet, plays the story, compares with the day's plan left alone, judges, writes.
 //!
 //! Start at [`run`].
 
@@ -113,10 +113,8 @@ fn tell(
         && !arguments.no_comparison
         && arguments.fault.is_none()
         && pass.failed.is_none();
-    let left_alone = match plans.first() {
-        Some(first) if compares => {
-            Some(compare(&mut fleet, scenario, arguments.seed, first, view)?)
-        }
+    let left_alone = match plan_of_the_day(&pass, &plans) {
+        Some(plan) if compares => Some(compare(&mut fleet, scenario, arguments.seed, plan, view)?),
         _ => None,
     };
     let total_s = started.elapsed().as_secs_f64();
@@ -139,20 +137,28 @@ fn film(scenario: &Scenario, seed: u64, course: Course) -> FilmConfig {
     }
 }
 
-/// Plays the same events again with the first plan pinned: its configuration and places are all that the query allows, and the
+/// The plan that was in force when the first event came: the best that was found for the conditions until then.
+fn plan_of_the_day<'a>(pass: &Pass, plans: &'a [PlanRecord]) -> Option<&'a PlanRecord> {
+    let first_event = pass.done.iter().map(|done| done.at_ms);
+    let first_event = first_event.fold(f64::INFINITY, f64::min);
+    let answered_before = |plan: &&PlanRecord| plan.applied_ms.is_some_and(|at| at < first_event);
+    plans.iter().rfind(answered_before)
+}
+
+/// Plays the same events again with the day's plan pinned: its configuration and places are all that the query allows, and the
 /// coordinator leaves first plans alone.
 fn compare(
     fleet: &mut Fleet,
     scenario: &Scenario,
     seed: u64,
-    first: &PlanRecord,
+    plan: &PlanRecord,
     view: &mut dyn View,
 ) -> anyhow::Result<Pass> {
-    view.step("the first plan is left alone through the same events");
+    view.step("the day's plan is left alone through the same events");
     fleet.scale_uplink(1.0 / scenario.uplink_cut)?;
     fleet.keep_first_plans = true;
     let (lines, said) = mpsc::channel();
-    let query_yaml = pinned_query(scenario, first)?;
+    let query_yaml = pinned_query(scenario, plan)?;
     let film = film(scenario, seed, COMPARISON);
     fleet.start_app("app-2", &query_yaml, film, scenario.rate_hz(), lines)?;
     fleet.restart_coordinator()?;
@@ -167,7 +173,7 @@ fn compare(
         lines: said,
         course: COMPARISON,
         fault: None,
-        title: "first plan left alone: ",
+        title: "day's plan left alone: ",
     };
     player.play()
 }

@@ -92,7 +92,7 @@ fn phases(run: &RunRecord) -> String {
         "IN TIME",
         &f1,
         &cost,
-        "FIRST PLAN LEFT ALONE",
+        "DAY'S PLAN LEFT ALONE",
     ];
     table(&head, rows)
 }

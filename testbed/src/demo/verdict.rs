@@ -23,6 +23,8 @@ const BYTES_DIFFERENCE_MAX: f64 = 0.05;
 const BYTES_COMPARED_MIN: u64 = 200_000;
 /// A planned switch must not let frames expire from the first frame of the new plan on, for this long, in ms.
 const AFTER_SWITCH_MS: f64 = 3_000.0;
+/// Frames captured this long before an event may still be under way when it happens, in ms: the frame deadline.
+const UNDER_WAY_MS: f64 = 1_000.0;
 
 /// Why the figures mean nothing; empty when they do.
 pub(crate) fn invalid_reasons(host: &HostRecord) -> Vec<String> {
@@ -193,7 +195,8 @@ fn conserved(run: &RunRecord) -> CheckRecord {
     )
 }
 
-/// Frames that a broken link or a lost node lets expire are not the switch's; those captured from the new plan's first frame on are.
+/// Frames that a broken link or a lost node lets expire are not the switch's; those captured from the new plan's first frame on are,
+/// until the next event.
 fn switches(run: &RunRecord) -> CheckRecord {
     let mut expired = Vec::new();
     for replan in &run.replans {
@@ -202,7 +205,12 @@ fn switches(run: &RunRecord) -> CheckRecord {
             .iter()
             .find(|point| point.generation == Some(replan.generation));
         let Some(first) = by_new else { continue };
-        let window = first.at_ms..first.at_ms + AFTER_SWITCH_MS;
+        let events = run.events.iter().map(|event| event.at_ms);
+        let next_event = events
+            .filter(|at_ms| *at_ms > first.at_ms)
+            .fold(f64::INFINITY, f64::min);
+        let until = (first.at_ms + AFTER_SWITCH_MS).min(next_event - UNDER_WAY_MS);
+        let window = first.at_ms..until;
         let count = run
             .points
             .iter()
@@ -250,7 +258,7 @@ fn bytes(run: &RunRecord) -> Option<CheckRecord> {
     })
 }
 
-/// That re-planning was needed: the first plan, left alone, breaks an SLO in a later phase.
+/// That re-planning was needed: the day's plan, left alone, breaks an SLO in a later phase.
 fn comparison(run: &RunRecord) -> Option<CheckRecord> {
     let compared: Vec<(&PhaseRecord, f64, f64)> = run
         .phases
@@ -272,7 +280,7 @@ fn comparison(run: &RunRecord) -> Option<CheckRecord> {
         .collect();
     (!compared.is_empty()).then(|| {
         check(
-            "the first plan left alone breaks an SLO in a later phase",
+            "the day's plan left alone breaks an SLO in a later phase",
             compared.iter().skip(1).any(fails),
             words.join("; "),
         )

@@ -183,7 +183,7 @@ fn timeline(run: &RunRecord) -> String {
         (line("slo"), "SLO".to_owned()),
     ];
     if !run.static_points.is_empty() {
-        let left_alone = (line("static"), "the first plan left alone".to_owned());
+        let left_alone = (line("static"), "the day's plan left alone".to_owned());
         latency.push(left_alone.clone());
         accuracy.push(left_alone);
     }

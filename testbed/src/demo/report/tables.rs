@@ -107,7 +107,7 @@ pub(super) fn phases(run: &RunRecord) -> String {
             "True F1",
             "Cost",
             "In time",
-            "First plan left alone",
+            "Day's plan left alone",
         ],
         &rows,
         2,

@@ -62,7 +62,7 @@ fn a_report_is_well_formed_complete_and_self_contained() {
         "content drifted: luma mean 11.2, was 108.4",
         "detector (moved)",
         "emulated ×0.15",
-        "first plan left alone",
+        "plan left alone",
         "every frame is accounted for",
         "Example CPU",
         "cargo demo --seed 7 --loss 2%",

@@ -73,7 +73,7 @@ fn each_thing_that_goes_wrong_is_named() {
                     phase.static_accuracy = Some(1.0);
                 }
             },
-            "the first plan left alone breaks an SLO",
+            "the day's plan left alone breaks an SLO",
         ),
     ];
     for (change, expected) in cases {
