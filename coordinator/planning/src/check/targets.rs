@@ -149,13 +149,15 @@ pub(super) fn query(step: &Step<'_>, one: &QueryStep<'_>, findings: &mut Finding
 /// one with the new frames may give up a quarter, the others nearly all.
 pub(super) fn instances(step: &Step<'_>, findings: &mut Findings) {
     let mut wanted: BTreeMap<_, u64> = BTreeMap::new();
+    let overlaps = step.queries.values().any(|one| one.plans.len() > 1);
     for one in step.queries.values() {
         for plan in &one.plans {
             for part in &plan.operators {
                 let cpu = u64::from(part.share.cpu.0);
-                let least = match (plan.generation == one.current, one.plans.len()) {
-                    (true, 1) => cpu,
-                    (true, _) => cpu * 3 / 4,
+                // Another query's overlap on the node narrows this one's, too; a millicore is lost in rounding.
+                let least = match (plan.generation == one.current, overlaps) {
+                    (true, false) => cpu,
+                    (true, true) => (cpu * 3 / 4).saturating_sub(1),
                     (false, _) => 0,
                 };
                 *wanted.entry((&part.node, part.instance)).or_default() += least;
