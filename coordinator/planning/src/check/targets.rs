@@ -1,6 +1,6 @@
 //! Rules of what nodes are told. Written from the wire's point of view: does a node that does exactly this carry out the plans?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use compass_shared::ids::{Generation, NodeId};
 use compass_shared::model::plan::{NodeTarget, OperatorPlan, QueryPlan};
@@ -145,17 +145,22 @@ pub(super) fn query(step: &Step<'_>, one: &QueryStep<'_>, findings: &mut Finding
     }
 }
 
-/// Every operator finds its instance; where new frames go, with the shares all plans grant it added up. Where generations overlap, the
-/// one with the new frames may give up a quarter, the others nearly all.
+/// Every operator finds its instance; where new frames go, with the shares all plans grant it added up. On a node where generations of
+/// some query overlap, what takes new frames may give up a quarter (a millicore is lost in rounding), the others nearly all.
 pub(super) fn instances(step: &Step<'_>, findings: &mut Findings) {
     let mut wanted: BTreeMap<_, u64> = BTreeMap::new();
-    let overlaps = step.queries.values().any(|one| one.plans.len() > 1);
+    let overlapping: BTreeSet<&NodeId> = step
+        .queries
+        .values()
+        .filter(|one| one.plans.len() > 1)
+        .flat_map(|one| one.plans.iter().flat_map(|plan| plan.nodes()))
+        .collect();
     for one in step.queries.values() {
         for plan in &one.plans {
             for part in &plan.operators {
                 let cpu = u64::from(part.share.cpu.0);
-                // Another query's overlap on the node narrows this one's, too; a millicore is lost in rounding.
-                let least = match (plan.generation == one.current, overlaps) {
+                let is_narrowed = overlapping.contains(&part.node);
+                let least = match (plan.generation == one.current, is_narrowed) {
                     (true, false) => cpu,
                     (true, true) => (cpu * 3 / 4).saturating_sub(1),
                     (false, _) => 0,

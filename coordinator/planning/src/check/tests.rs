@@ -368,3 +368,70 @@ fn a_cordoned_node_keeps_what_it_has_and_gets_no_more() {
     };
     assert!(plan(&context, &world.plan).is_empty());
 }
+
+#[test]
+fn an_overlap_excuses_a_smaller_share_on_its_own_nodes_only() {
+    let world = World::new();
+    let mine = world.plan.operators[0].node.clone();
+    let elsewhere = ["edge-1", "near-1", "metro-1", "cloud-1"]
+        .map(fixture::node_id)
+        .into_iter()
+        .find(|node| !world.plan.nodes().contains(node))
+        .unwrap();
+    for (place, is_excused) in [(&mine, true), (&elsewhere, false)] {
+        let mut other = world.query.clone();
+        other.id = fixture::query_id("other");
+        // One operator, configured otherwise, so that it shares no instance; two generations of it overlap.
+        let mut part = world.plan.operators[0].clone();
+        part.node = place.clone();
+        part.instance = InstanceId(part.instance.0 ^ 1);
+        let generation = |number| QueryPlan {
+            query: other.id.clone(),
+            generation: Generation(number),
+            operators: vec![part.clone()],
+            ..world.plan.clone()
+        };
+        let (old, new) = (generation(1), generation(2));
+        let live = [
+            LiveQuery {
+                query: &world.query,
+                app: None,
+                current: world.plan.generation,
+                plans: vec![&world.plan],
+                standby: &[],
+            },
+            LiveQuery {
+                query: &other,
+                app: None,
+                current: new.generation,
+                plans: vec![&old, &new],
+                standby: &[],
+            },
+        ];
+        let commit = Commit { term: 1, number: 5 };
+        let mut targets = node_targets(&live, &world.catalogue, &world.cluster, commit);
+        let own = world.plan.operators[0].instance;
+        let told = &mut targets.get_mut(&mine).unwrap().instances;
+        let told = told.iter_mut().find(|i| i.instance == own).unwrap();
+        told.share.cpu = Millicores(told.share.cpu.0 * 4 / 5);
+        let queries = live.iter().map(|one| {
+            let step = QueryStep {
+                query: one.query,
+                current: one.current,
+                plans: one.plans.clone(),
+            };
+            (one.query.id.clone(), step)
+        });
+        let violations = step(&Step {
+            cluster: &world.cluster,
+            queries: queries.collect(),
+            targets: &targets,
+            before: &BTreeMap::new(),
+            last: Commit { term: 1, number: 4 },
+        });
+        let is_refused = violations
+            .iter()
+            .any(|v| v.rule.name() == "instance-present");
+        assert_eq!(is_refused, !is_excused, "{place}: {violations:?}");
+    }
+}
