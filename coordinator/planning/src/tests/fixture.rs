@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use compass_shared::ids::{
-    ArtifactName, Digest, KnobName, NodeId, OperatorId, OperatorKind, PipelineName, QueryId, SiteId,
+    ArtifactName, Digest, InstanceId, KnobName, NodeId, OperatorId, OperatorKind, PipelineName,
+    QueryId, SiteId,
 };
 use compass_shared::model::catalogue::{
     ArtifactChoice, Catalogue, CatalogueEntry, Evaluator, Runtime, StateKind,
@@ -18,6 +19,7 @@ use compass_shared::model::pipeline::{
 };
 use compass_shared::model::query::{CostSlo, LatencySlo, Query, Slo, Stability, Workload};
 use compass_shared::units::{Bandwidth, Millicores, Rate};
+use compass_shared::wire::v1::{InstanceState, InstanceStatus};
 
 use crate::profile::{ClassTimes, Moments, QueryProfile, Truth, class_of};
 use crate::space::Space;
@@ -68,6 +70,16 @@ fn kinds() -> Vec<(&'static str, Vec<Knob>)> {
         ("tracker", vec![]),
         ("responder", vec![]),
     ]
+}
+
+/// What a node says of an instance.
+pub(crate) fn status(instance: InstanceId, state: InstanceState) -> InstanceStatus {
+    InstanceStatus {
+        instance,
+        state,
+        pid: None,
+        restarts: 0,
+    }
 }
 
 pub(crate) fn catalogue() -> Arc<Catalogue> {

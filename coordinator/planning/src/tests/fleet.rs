@@ -18,9 +18,7 @@ use compass_shared::model::trigger::{Measurement, Trigger};
 use compass_shared::seed::Seed;
 use compass_shared::time::{Moment, from_ms};
 use compass_shared::vision::Detection;
-use compass_shared::wire::v1::{
-    AgentEvent, AgentReport, ContentReport, InstanceState, InstanceStatus, LinkReport,
-};
+use compass_shared::wire::v1::{AgentEvent, AgentReport, ContentReport, InstanceState, LinkReport};
 
 use super::fixture;
 use crate::Settings;
@@ -185,12 +183,10 @@ impl Fleet {
         let Some(state) = self.nodes.get(node) else {
             return;
         };
-        let instances = state.ready.keys().map(|instance| InstanceStatus {
-            instance: *instance,
-            state: InstanceState::Ready,
-            pid: None,
-            restarts: 0,
-        });
+        let instances = state
+            .ready
+            .keys()
+            .map(|instance| fixture::status(*instance, InstanceState::Ready));
         let fact = scheduler::Input::NodeUp {
             node: node.clone(),
             applied: state.applied,
@@ -576,15 +572,15 @@ impl Fleet {
         let instances = state
             .ready
             .iter()
-            .map(|(instance, at)| InstanceStatus {
-                instance: *instance,
-                state: if *at <= self.now {
-                    InstanceState::Ready
-                } else {
-                    InstanceState::Starting
-                },
-                pid: None,
-                restarts: 0,
+            .map(|(instance, at)| {
+                fixture::status(
+                    *instance,
+                    if *at <= self.now {
+                        InstanceState::Ready
+                    } else {
+                        InstanceState::Starting
+                    },
+                )
             })
             .collect();
         let in_flight = target

@@ -11,7 +11,7 @@ use compass_shared::model::query::Query;
 use compass_shared::model::trigger::{Measurement, Trigger};
 use compass_shared::time::Moment;
 use compass_shared::units::Bandwidth;
-use compass_shared::wire::v1::{InstanceState, InstanceStatus};
+use compass_shared::wire::v1::InstanceState;
 use proptest::prelude::*;
 
 use super::fixture;
@@ -129,12 +129,7 @@ impl World {
             instances: target
                 .instances
                 .iter()
-                .map(|i| InstanceStatus {
-                    instance: i.instance,
-                    state: InstanceState::Ready,
-                    pid: None,
-                    restarts: 0,
-                })
+                .map(|i| fixture::status(i.instance, InstanceState::Ready))
                 .collect(),
             in_flight: vec![],
         }

@@ -101,15 +101,15 @@ impl World {
             instances: target
                 .instances
                 .iter()
-                .map(|i| InstanceStatus {
-                    instance: i.instance,
-                    state: if self.broken.contains(&i.instance) {
-                        InstanceState::Failed("no such file".to_owned())
-                    } else {
-                        InstanceState::Ready
-                    },
-                    pid: None,
-                    restarts: 0,
+                .map(|i| {
+                    fixture::status(
+                        i.instance,
+                        if self.broken.contains(&i.instance) {
+                            InstanceState::Failed("no such file".to_owned())
+                        } else {
+                            InstanceState::Ready
+                        },
+                    )
                 })
                 .collect(),
             in_flight: target
@@ -186,6 +186,16 @@ impl World {
                 _ => None,
             })
             .collect()
+    }
+
+    fn assert_alarm(&self, part: &str) {
+        let alarms = self.alarms();
+        assert!(alarms.iter().any(|a| a.contains(part)), "{alarms:?}");
+    }
+
+    fn assert_nothing_refused(&self) {
+        let alarms = self.alarms();
+        assert!(alarms.iter().all(|a| !a.contains("refused")), "{alarms:?}");
     }
 
     /// The uplink of the plant at a part of its rate.
@@ -385,11 +395,7 @@ fn an_instance_that_fails_calls_the_plan_off_and_another_is_chosen() {
             world.handle(answer);
         }
     }
-    assert!(
-        world.alarms().iter().any(|a| a.contains("was called off")),
-        "{:?}",
-        world.alarms()
-    );
+    world.assert_alarm("was called off");
     assert!(
         world
             .plan()
@@ -408,14 +414,7 @@ fn a_plan_that_is_never_ready_is_called_off_after_its_time() {
     world.tell_cluster(vec![trigger]);
     assert_eq!(world.changes().len(), 1);
     world.wait(31.0);
-    assert!(
-        world
-            .alarms()
-            .iter()
-            .any(|a| a.contains("was not ready within 30 s")),
-        "{:?}",
-        world.alarms()
-    );
+    world.assert_alarm("was not ready within 30 s");
 }
 
 #[test]
@@ -442,12 +441,7 @@ fn a_lost_node_is_replaced_and_told_what_it_has_to_forget_when_it_is_back() {
         instances: stale
             .instances
             .iter()
-            .map(|i| InstanceStatus {
-                instance: i.instance,
-                state: InstanceState::Ready,
-                pid: None,
-                restarts: 0,
-            })
+            .map(|i| fixture::status(i.instance, InstanceState::Ready))
             .collect(),
     });
     let told = &world.told[&victim];
@@ -474,12 +468,7 @@ fn field_033_a_node_that_reconnects_with_what_it_should_have_is_told_nothing() {
         instances: target
             .instances
             .iter()
-            .map(|i| InstanceStatus {
-                instance: i.instance,
-                state: InstanceState::Ready,
-                pid: None,
-                restarts: 0,
-            })
+            .map(|i| fixture::status(i.instance, InstanceState::Ready))
             .collect(),
     });
     assert!(
@@ -531,12 +520,7 @@ fn reconnect(world: &mut World, before: &World) {
             instances: target
                 .iter()
                 .flat_map(|t| &t.instances)
-                .map(|i| InstanceStatus {
-                    instance: i.instance,
-                    state: InstanceState::Ready,
-                    pid: None,
-                    restarts: 0,
-                })
+                .map(|i| fixture::status(i.instance, InstanceState::Ready))
                 .collect(),
         });
     }
@@ -718,14 +702,7 @@ fn a_second_repair_for_the_same_cause_is_an_alarm() {
     let trigger = world.degrade(0.001);
     world.tell_cluster(vec![trigger]);
     if world.changes().len() > first && first > 1 {
-        assert!(
-            world
-                .alarms()
-                .iter()
-                .any(|a| a.contains("second repair for link-degraded")),
-            "{:?}",
-            world.alarms()
-        );
+        world.assert_alarm("second repair for link-degraded");
     }
     assert!(
         world
@@ -770,14 +747,7 @@ fn a_rollback_is_a_new_generation_with_old_content_checked_against_today() {
         plan: Box::new(first),
     });
     assert_eq!(world.plan().content_hash(), held.content_hash());
-    assert!(
-        world
-            .alarms()
-            .iter()
-            .any(|a| a.contains("was refused and the last good plan stays: node-takes-work")),
-        "{:?}",
-        world.alarms()
-    );
+    world.assert_alarm("was refused and the last good plan stays: node-takes-work");
 }
 
 #[test]
@@ -822,11 +792,7 @@ fn two_queries_share_the_fleet_within_its_capacity() {
             "{node}: {total:?}"
         );
     }
-    assert!(
-        world.alarms().iter().all(|a| !a.contains("refused")),
-        "{:?}",
-        world.alarms()
-    );
+    world.assert_nothing_refused();
 }
 
 #[test]
@@ -865,11 +831,7 @@ fn a_query_of_higher_priority_takes_the_place_of_a_lower_one_and_gives_it_back()
         "there is not room for all: {served:?}"
     );
     assert!(served[8], "the highest priority is served: {served:?}");
-    assert!(
-        world.alarms().iter().all(|a| !a.contains("refused")),
-        "{:?}",
-        world.alarms()
-    );
+    world.assert_nothing_refused();
     for (node, total) in granted(&world.told) {
         assert!(
             world.cluster.nodes[&node].description.capacity.fits(&total),
