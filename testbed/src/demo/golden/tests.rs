@@ -2,9 +2,8 @@
 
 use std::io::Write;
 
-use compass_shared::evaluate::{HeldAnswer, decode_detections, encode_detections};
+use compass_shared::evaluate::decode_detections;
 use compass_shared::ids::{KnobName, OperatorId};
-use compass_shared::model::catalogue::Evaluator;
 use compass_shared::model::pipeline::{KnobValue, PipelineConfiguration};
 use compass_shared::vision::overlap;
 
@@ -101,95 +100,4 @@ fn every_fetched_network_runs_and_the_largest_find_the_people_of_the_first_frame
         assert!(hits >= least, "{input} px: {hits} of 3 in {found:?}");
         assert!(found.iter().all(|d| d.class == 3), "{found:?}");
     }
-}
-
-/// Confidences from which boxes count.
-const SCORES: [f32; 3] = [0.3, 0.4, 0.5];
-/// Every so many-th frame is answered: 10, 5 and 2 Hz.
-const EVERY: [usize; 3] = [1, 2, 5];
-
-/// Prints agreement with the golden configuration and CPU time: the figures behind `configs/real`.
-#[test]
-#[ignore = "prints figures for people; takes minutes"]
-fn measure() {
-    let Some(world) = world() else { return };
-    let numbers = |name: &str, default: &str| -> Vec<f32> {
-        let text = std::env::var(name).unwrap_or_else(|_| default.to_owned());
-        text.split(',').map(|n| n.parse().unwrap()).collect()
-    };
-    let step = numbers("STEP", "40")[0] as usize;
-    let mut golden = world.chain(&[]);
-    // Runs of frames, so that held answers can be judged, too.
-    let starts = (0..world.pictures.len() - EVERY[2]).step_by(step);
-    let runs: Vec<Run> = starts
-        .map(|start| {
-            let pictures = world.pictures[start..start + EVERY[2]].to_vec();
-            let truth = pictures.iter().map(|p| golden.run(p).unwrap().unwrap());
-            let truth = truth.collect();
-            Run { pictures, truth }
-        })
-        .collect();
-    println!("F1 at 10, 5, 2 Hz with boxes from a score of {SCORES:?} on");
-    for light in numbers("LIGHT", "1,0.3,0.08") {
-        let seen: Vec<Run> = runs.iter().map(|run| run.in_light(light)).collect();
-        for input in numbers("INPUT", "160,224,300,416,512,640") {
-            for width in numbers("WIDTH", "640") {
-                for quality in numbers("QUALITY", "75") {
-                    let chain = world.chain(&[
-                        ("detector", "input", input as i64),
-                        ("detector", "score", 15),
-                        ("prepare", "resolution", width as i64),
-                        ("prepare", "quality", quality as i64),
-                    ]);
-                    let (ms, scores) = measured(chain, &seen);
-                    println!(
-                        "light {light:4} input {input:3} width {width:3} quality {quality:2} {ms:6.1} ms/frame  {scores:.2?}"
-                    );
-                }
-            }
-        }
-    }
-}
-
-struct Run {
-    pictures: Vec<Arc<[u8]>>,
-    truth: Vec<Vec<u8>>,
-}
-
-impl Run {
-    fn in_light(&self, light: f32) -> Self {
-        let dark = self.pictures.iter();
-        let dark = dark.map(|p| footage::darkened(p, light).unwrap().into());
-        Self {
-            pictures: dark.collect(),
-            truth: self.truth.clone(),
-        }
-    }
-}
-
-/// Wall milliseconds per frame, and the mean F1 by score and by how many frames are answered.
-fn measured(mut chain: Chain, runs: &[Run]) -> (f64, [[f64; 3]; 3]) {
-    let mut ms = 0.0;
-    let (mut sums, mut frames) = ([[0.0; 3]; 3], 0);
-    for run in runs {
-        let mut held = [(); 3].map(|()| EVERY.map(|_| HeldAnswer::new(Evaluator::DetectionF1)));
-        for (index, (picture, truth)) in run.pictures.iter().zip(&run.truth).enumerate() {
-            let began = std::time::Instant::now();
-            let found = chain.run(picture).unwrap().unwrap();
-            ms += began.elapsed().as_secs_f64() * 1e3;
-            frames += 1;
-            let found = decode_detections(&found).unwrap();
-            for (score, least) in SCORES.into_iter().enumerate() {
-                let sure: Vec<_> = found.iter().copied().filter(|d| d.score >= least).collect();
-                let sure = encode_detections(&sure);
-                for (rate, every) in EVERY.into_iter().enumerate() {
-                    let own = (index % every == 0).then_some(&sure[..]);
-                    let value = held[score][rate].score(truth, own).unwrap();
-                    sums[score][rate] += value.unwrap_or_default();
-                }
-            }
-        }
-    }
-    let mean = |sum: f64| sum / f64::from(frames);
-    (ms / f64::from(frames), sums.map(|row| row.map(mean)))
 }
