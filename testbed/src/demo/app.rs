@@ -334,7 +334,7 @@ impl Camera {
 }
 
 /// The boxes within an answer of the responder, in the encoding of detections.
-fn boxes_of(answer: &[u8]) -> anyhow::Result<Vec<u8>> {
+pub(super) fn boxes_of(answer: &[u8]) -> anyhow::Result<Vec<u8>> {
     #[derive(serde::Deserialize)]
     struct WithBoxes {
         boxes: serde_json::Value,

@@ -41,6 +41,9 @@ pub struct DemoArguments {
     /// Do not compare with the day's plan left alone after the story
     #[arg(long)]
     pub no_comparison: bool,
+    /// Play nothing: look at every configuration on every placement instead, and show that each phase has a plan that meets all SLOs
+    #[arg(long, conflicts_with_all = ["keep", "keep_first_plan", "no_comparison", "fault", "loss", "right_clocks"])]
+    pub prove: bool,
     /// Kill a process in the story: kill-agent@T or kill-coordinator@T, T seconds after the first answer
     #[arg(long, value_name = "FAULT@T")]
     pub fault: Option<Fault>,

@@ -1,5 +1,6 @@
 //! What the demo's camera sees, with the truth beside it: rendered before the clock starts, so that rendering costs the story nothing.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -45,13 +46,42 @@ impl Film {
     pub(crate) fn render(config: &FilmConfig, rate_hz: f64) -> anyhow::Result<Self> {
         match &config.footage {
             Some(footage) => footage::film(footage, config, rate_hz),
-            None => Self::of_scenes(config, rate_hz),
+            None => {
+                let whole = |seconds: f64| 0..frames(seconds, rate_hz);
+                Self::of_scenes(config, rate_hz, whole(config.day_s), whole(config.dark_s))
+            }
         }
     }
 
-    fn of_scenes(config: &FilmConfig, rate_hz: f64) -> anyhow::Result<Self> {
-        let day_frames = (config.day_s * rate_hz).ceil() as usize;
-        let dark_frames = (config.dark_s * rate_hz).ceil() as usize;
+    /// These frames of the film as the app would show them one after the other, without the rest of it.
+    pub(super) fn cut_out(
+        config: &FilmConfig,
+        rate_hz: f64,
+        day: Range<usize>,
+        dark: Range<usize>,
+    ) -> anyhow::Result<Self> {
+        if config.footage.is_none() {
+            return Self::of_scenes(config, rate_hz, day, dark);
+        }
+        let whole = Self::render(config, rate_hz)?;
+        let part = |shots: &[Shot], part: Range<usize>| {
+            part.map(|index| shots[index % shots.len()].clone())
+                .collect()
+        };
+        Ok(Self {
+            day: part(&whole.day, day),
+            dark: part(&whole.dark, dark),
+        })
+    }
+
+    fn of_scenes(
+        config: &FilmConfig,
+        rate_hz: f64,
+        day: Range<usize>,
+        dark: Range<usize>,
+    ) -> anyhow::Result<Self> {
+        let day_frames = frames(config.day_s, rate_hz);
+        let dark_frames = frames(config.dark_s, rate_hz);
         let settings = SceneSettings {
             place: Some(PLACE),
             speed: SPEED,
@@ -65,16 +95,14 @@ impl Film {
             })
             .collect();
         let moment = |index: usize| index as f64 / rate_hz;
-        let jobs: Vec<(f64, f32)> = (0..day_frames)
-            .map(|index| (moment(index), 1.0))
-            .chain(
-                (0..dark_frames).map(|index| (moment(day_frames + index), config.dark_brightness)),
-            )
-            .collect();
+        let day_jobs = day.map(|index| (moment(index), 1.0));
+        let dark_jobs = dark.map(|index| (moment(day_frames + index), config.dark_brightness));
+        let day_length = day_jobs.len();
+        let jobs: Vec<(f64, f32)> = day_jobs.chain(dark_jobs).collect();
         let mut shots = on_all_cores(&jobs, |(time_s, light)| {
             shoot(&scenes[(time_s / TRAFFIC_S) as usize], *time_s, *light)
         })?;
-        let dark = shots.split_off(day_frames);
+        let dark = shots.split_off(day_length);
         Ok(Self { day: shots, dark })
     }
 
@@ -85,6 +113,11 @@ impl Film {
             .map(|shot| shot.jpeg.len())
             .sum()
     }
+}
+
+/// Frames in so many seconds.
+pub(super) fn frames(seconds: f64, rate_hz: f64) -> usize {
+    (seconds * rate_hz).ceil() as usize
 }
 
 /// Does this with every job, on all cores; the results are in the order of the jobs.

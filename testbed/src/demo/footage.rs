@@ -64,7 +64,7 @@ pub(super) fn film(footage: &Footage, config: &FilmConfig, rate_hz: f64) -> anyh
             truth: truth.to_string().into_bytes().into(),
         })
         .collect();
-    let frames = |seconds: f64| (seconds * rate_hz).ceil() as usize;
+    let frames = |seconds: f64| super::film::frames(seconds, rate_hz);
     // The dark goes on about where the day ends.
     let dark = day.iter().cycle().skip(frames(config.day_s) % day.len());
     let dark: Vec<&Shot> = dark.take(frames(config.dark_s).min(day.len())).collect();

@@ -4,7 +4,7 @@
 //! terminal as a [`view`]. What a run measures is a [`record`], made by [`collect`], judged by [`verdict`] and drawn as one HTML file by
 //! [`report`]. The app is a process of its own ([`app`]) that renders its film first ([`film`]) and talks to the story over its standard
 //! streams ([`protocol`]). With `--real` the same story is told of a real video ([`footage`]) and detector ([`real`]), with the largest
-//! network's word for the truth ([`golden`]).
+//! network's word for the truth ([`golden`]). With `--prove` nothing is played: [`prove`] shows that there are plans to be found.
 
 mod api;
 pub mod app;
@@ -18,6 +18,7 @@ mod golden;
 mod measure;
 mod pass;
 mod protocol;
+mod prove;
 mod real;
 pub mod record;
 pub mod report;
@@ -32,7 +33,11 @@ pub use arguments::DemoArguments;
 impl DemoArguments {
     /// Runs the demo.
     pub(crate) fn run(&self) -> std::process::ExitCode {
-        story::run(self)
+        if self.prove {
+            prove::run(self)
+        } else {
+            story::run(self)
+        }
     }
 }
 

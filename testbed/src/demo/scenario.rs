@@ -65,6 +65,8 @@ pub(crate) struct Scenario {
     /// Light after lights out, 1 being daylight.
     pub(crate) dark_brightness: f32,
     pub(crate) course: Course,
+    /// How much of each phase's end `--prove` looks at; at most [`MEASURED`].
+    pub(crate) proved: Duration,
     pub(crate) query: Query,
     pub(crate) slo: SloRecord,
     /// The query as its app registers it.
@@ -151,6 +153,7 @@ impl Scenario {
                 cut: Duration::from_secs(24),
                 dark: Duration::from_secs(26),
             },
+            proved: MEASURED,
             query,
             slo,
             query_yaml: QUERY_YAML,
@@ -162,6 +165,11 @@ impl Scenario {
                 .map(|(name, bytes)| (name.to_owned(), ArtifactFile::BuiltIn(bytes)))
                 .collect(),
         })
+    }
+
+    /// The configuration as the coordinator reads it.
+    pub(crate) fn configs(&self) -> anyhow::Result<Configs> {
+        configs_with(self.config_files)
     }
 
     /// Frames per second of the camera.
@@ -195,6 +203,19 @@ impl Scenario {
 /// A wired link within a site.
 fn access() -> LinkSpec {
     LinkSpec::mbit_s(100.0, 100.0, 0.3)
+}
+
+/// The built-in configuration with these files in the place of its own.
+pub(super) fn configs_with(files: &[(&str, &str)]) -> anyhow::Result<Configs> {
+    let folder = tempfile::tempdir()?;
+    for (name, text) in files {
+        let path = folder.path().join(name);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        std::fs::write(path, text)?;
+    }
+    Configs::load(Some(folder.path())).context("the built-in configuration")
 }
 
 pub(super) fn slo_of(query: &Query) -> anyhow::Result<SloRecord> {

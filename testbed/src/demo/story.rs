@@ -93,7 +93,7 @@ fn tell(
     // The app renders while the agents join.
     let course = scenario.course;
     let (lines, said) = mpsc::channel();
-    let film = film(scenario, arguments.seed, course);
+    let film = film_config(scenario, arguments.seed, course);
     fleet.start_app("app", scenario.query_yaml, film, scenario.rate_hz(), lines)?;
     fleet.add_nodes(&scenario.nodes, view)?;
     let player = Player {
@@ -127,7 +127,8 @@ fn tell(
     ))
 }
 
-fn film(scenario: &Scenario, seed: u64, course: Course) -> FilmConfig {
+/// What the app shows.
+pub(super) fn film_config(scenario: &Scenario, seed: u64, course: Course) -> FilmConfig {
     FilmConfig {
         seed,
         day_s: (course.day + course.cut).as_secs_f64() + FILM_SLACK_S,
@@ -159,7 +160,7 @@ fn compare(
     fleet.keep_first_plans = true;
     let (lines, said) = mpsc::channel();
     let query_yaml = pinned_query(scenario, plan)?;
-    let film = film(scenario, seed, COMPARISON);
+    let film = film_config(scenario, seed, COMPARISON);
     fleet.start_app("app-2", &query_yaml, film, scenario.rate_hz(), lines)?;
     fleet.restart_coordinator()?;
     let names: Vec<&str> = scenario.nodes.iter().map(|node| node.name).collect();

@@ -44,7 +44,7 @@ pub(crate) fn text(run: &RunRecord, report: &Path) -> String {
     format!("\n{}", parts.join("\n\n"))
 }
 
-fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
+pub(super) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(head.to_vec());
     table.add_rows(rows);
