@@ -423,7 +423,6 @@ async fn run(options: Options, leading: &[&str]) -> anyhow::Result<ExitCode> {
     });
     let source = Arc::new(SessionSource::default());
     let node = Node::new(
-        Arc::clone(&endpoint),
         store,
         Arc::clone(&workers),
         Arc::clone(&artifacts),

@@ -10,7 +10,6 @@ use std::time::Duration;
 use compass_shared::ids::{Commit, InstanceId};
 use compass_shared::model::plan::{ArtifactRef, InstanceTarget, NodeTarget};
 use compass_shared::wire::v1::{InstanceReport, InstanceState, InstanceStatus};
-use compass_transport::Endpoint;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -55,7 +54,6 @@ struct State {
 
 /// See the module.
 pub struct Node {
-    endpoint: Arc<Endpoint>,
     store: AgentStore,
     workers: Arc<Workers>,
     artifacts: Arc<ArtifactCache>,
@@ -68,7 +66,6 @@ pub struct Node {
 impl Node {
     /// Nothing runs yet.
     pub fn new(
-        endpoint: Arc<Endpoint>,
         store: AgentStore,
         workers: Arc<Workers>,
         artifacts: Arc<ArtifactCache>,
@@ -76,7 +73,6 @@ impl Node {
         data_plane: Arc<DataPlane>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            endpoint,
             store,
             workers,
             artifacts,
@@ -203,12 +199,6 @@ impl Node {
 
     fn carry_out(self: &Arc<Self>, target: NodeTarget) {
         tracing::info!(commit = %target.commit, instances = target.instances.len(), queries = target.queries.len(), "target");
-        self.endpoint.trust().set_peers(
-            target
-                .peers
-                .iter()
-                .map(|peer| (peer.node.clone(), peer.fingerprint)),
-        );
         self.artifacts.protect(
             target
                 .instances

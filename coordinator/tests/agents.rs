@@ -6,11 +6,11 @@ mod common;
 use std::time::Duration;
 
 use common::{Agent, Api, Member, Rig, node, patience, until, with_coordinator};
-use compass_coordinator::store::records::AssignmentRecord;
-use compass_shared::api::{ArtifactView, EventView, NodeView, QueryView};
+use compass_coordinator::store::records::{AssignmentRecord, LinksRecord};
+use compass_shared::api::{ArtifactView, EventView, LinkView, NodeView, QueryView};
 use compass_shared::ids::{Commit, Digest, Generation};
 use compass_shared::model::catalogue::Catalogue;
-use compass_shared::model::cluster::{Resources, Scheduling};
+use compass_shared::model::cluster::{Link, Resources, Scheduling};
 use compass_shared::model::plan::{
     ArtifactRef, Assignment, Estimate, Expectation, NodeTarget, OperatorPlan, PlanStatus,
     QueryPlan, instance_id,
@@ -18,10 +18,10 @@ use compass_shared::model::plan::{
 use compass_shared::model::query::Query;
 use compass_shared::model::telemetry::{NodeTelemetry, Reading, Source};
 use compass_shared::model::trigger::Trigger;
-use compass_shared::units::Millicores;
+use compass_shared::units::{Bandwidth, Millicores};
 use compass_shared::wire::v1::{
     AgentRequest, AgentResponse, AgentToCoordinator, CoordinatorToAgent, InstanceState,
-    InstanceStatus,
+    InstanceStatus, LinkReport,
 };
 use compass_transport::join::{JoinError, renew};
 use compass_transport::{CloseCode, Closed, JoinRefusal, JoinToken, PrivateKey};
@@ -609,4 +609,80 @@ fn field_041_plans_in_force_are_adopted_when_all_their_nodes_are_back() {
         );
         rig.coordinator.shut_down().await;
     });
+}
+
+/// What the planner takes a link for, as the API shows it.
+async fn link(api: &Api, from: &str, to: &str) -> Option<LinkView> {
+    let views: Vec<LinkView> = api.get("/v1/links").await.json();
+    let mut views = views.into_iter();
+    views.find(|view| view.from == node(from) && view.to == node(to))
+}
+
+/// A link that was bad when the coordinator went is measured again after its start and counts for what it is, whether its agent has
+/// lived on or has started anew: both introduced to its neighbour, and neither holding the link degraded.
+#[test]
+fn a_link_remembered_as_degraded_recovers_by_what_its_agent_measures() {
+    for boot in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let system = common::system();
+        let (edge, near) = system.block_on(async {
+            let rig = Rig::start(folder.path(), "").await;
+            let (edge, near) = (rig.agent("edge-1").await, rig.agent("near-1").await);
+            let bad = Link {
+                bandwidth: Bandwidth::from_mbit_s(0.5),
+                lower_bound: false,
+                rtt_ms: 20.0,
+                loss: 0.0,
+            };
+            let record = LinksRecord {
+                links: vec![(node("edge-1"), node("near-1"), bad)],
+            };
+            let office = &rig.coordinator.plane.office;
+            office.commit(office.begin().put(&record)).await.unwrap();
+            let members = (edge.member.identity(), near.member.identity());
+            drop((edge, near));
+            rig.coordinator.shut_down().await;
+            members
+        });
+        system.block_on(async {
+            let rig = Rig::start(folder.path(), "").await;
+            let mut edge = Member::with_identity(rig.quic(), "edge-1", edge);
+            edge.boot = boot;
+            let mut edge = edge.connect().await.unwrap();
+            let near = Member::with_identity(rig.quic(), "near-1", near);
+            let near = near.connect().await.unwrap();
+            let peers = edge
+                .hear(|message| match message {
+                    CoordinatorToAgent::Peers(peers) if !peers.is_empty() => Some(peers),
+                    _ => None,
+                })
+                .await;
+            assert_eq!(peers[0].node, node("near-1"));
+            let before = until("the remembered link", async || {
+                link(&rig.api, "edge-1", "near-1").await
+            })
+            .await;
+            assert!(before.bandwidth_mbit_s < 1.0, "{before:?}");
+            // What a probe train on an unused link says, once each twenty seconds of an agent's life.
+            let measured = LinkReport {
+                peer: node("near-1"),
+                rtt_ms: Some(20.0),
+                delivered_bps: 10_000_000,
+                network_limited: true,
+                degraded: false,
+                loss: 0.0,
+                sent_bytes: 0,
+                received_bytes: 0,
+            };
+            until("the link to count as it is", async || {
+                edge.report_links(vec![measured.clone()]).await;
+                link(&rig.api, "edge-1", "near-1")
+                    .await
+                    .filter(|link| link.bandwidth_mbit_s > 8.0)
+            })
+            .await;
+            drop(near);
+            rig.coordinator.shut_down().await;
+        });
+    }
 }

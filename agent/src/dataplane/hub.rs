@@ -272,7 +272,16 @@ impl Hub {
         }
         // A connection that took the place of another: what that one carried counts as lost.
         self.input(Input::Disconnected(neighbour.clone()));
-        self.input(Input::Connected(neighbour));
+        self.input(Input::Connected(neighbour.clone()));
+        // A new connection does not make a bad link good.
+        let is_degraded = matches!(&neighbour, Neighbour::Node(node)
+            if self.neighbours.peers.get(node).is_some_and(|line| line.link.is_degraded()));
+        if is_degraded {
+            self.input(Input::Degraded {
+                to: neighbour,
+                degraded: true,
+            });
+        }
         self.show_sessions();
     }
 

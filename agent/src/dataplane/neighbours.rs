@@ -3,6 +3,9 @@
 //! Start at [`Neighbours::take`]. Both sides must agree which connection counts, for credits belong to a connection: it is the newest
 //! one dialled by the node with the smaller id, else the newest dialled by the other, which dials only after it has waited in vain.
 //! A connection that loses is closed at once.
+//!
+//! This is the one owner of the set of neighbours: whoever the newest target names and whoever the coordinator introduced, in whatever
+//! order the two come. The keys that certificates are judged by follow that set, and what is known of a link outlives the set for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,6 +42,13 @@ pub(super) const LOST_FOR: Duration = Duration::from_millis(600);
 
 /// The same for one that was never connected: it may not have got its target yet.
 pub(super) const NEVER_FOR: Duration = Duration::from_secs(3);
+
+/// What is known of a link is kept for this long after nobody names the neighbour any more: a coordinator that has just started introduces
+/// nodes as they come back, and a link that was degraded before is not to be taken for a healthy narrow one after.
+const FORMER_FOR: Duration = Duration::from_secs(600);
+
+/// And of no more neighbours than this: twice what a coordinator introduces.
+const FORMER_MAX: usize = 128;
 
 /// One neighbouring node.
 #[derive(Debug)]
@@ -79,6 +89,16 @@ pub(super) struct Neighbours {
     random: StdRng,
     from_target: Vec<Peer>,
     from_coordinator: Vec<Peer>,
+    former: BTreeMap<NodeId, Former>,
+}
+
+/// A neighbour that nobody names any more.
+#[derive(Debug)]
+struct Former {
+    fingerprint: Digest,
+    link: LinkEstimator,
+    carried: (u64, u64),
+    since: Moment,
 }
 
 /// What became of a session that was handed over.
@@ -112,6 +132,7 @@ impl Neighbours {
             random: StdRng::from_os_rng(),
             from_target: vec![],
             from_coordinator: vec![],
+            former: BTreeMap::new(),
         }
     }
 
@@ -155,15 +176,33 @@ impl Neighbours {
         self.name_peers(now)
     }
 
-    /// Keeps a line to each peer that is named and drops the others.
-    fn name_peers(&mut self, now: Moment) -> Vec<Neighbour> {
+    /// Everybody who is named, by target or introduction.
+    fn named(&self) -> BTreeMap<NodeId, Peer> {
         let mut named: BTreeMap<NodeId, Peer> = BTreeMap::new();
-        // The target's word counts more: it is what the plan rests on.
-        for peer in self.from_coordinator.iter().chain(&self.from_target) {
-            if peer.node != self.me {
-                named.insert(peer.node.clone(), peer.clone());
+        // The target's word counts more: it is what the plan rests on. Where a node listens now may be known only by the introduction.
+        for peer in self.from_target.iter().chain(&self.from_coordinator) {
+            if peer.node == self.me {
+                continue;
+            }
+            let known = named
+                .entry(peer.node.clone())
+                .or_insert_with(|| peer.clone());
+            if known.fingerprint == peer.fingerprint {
+                for address in &peer.addresses {
+                    if !known.addresses.contains(address) {
+                        known.addresses.push(*address);
+                    }
+                }
             }
         }
+        named
+    }
+
+    /// Keeps a line to each peer that is named and drops the others.
+    fn name_peers(&mut self, now: Moment) -> Vec<Neighbour> {
+        let named = self.named();
+        let keys = named.values().map(|p| (p.node.clone(), p.fingerprint));
+        self.endpoint.trust().set_peers(keys);
         let gone: Vec<NodeId> = self
             .peers
             .iter()
@@ -176,29 +215,47 @@ impl Neighbours {
             .collect();
         let mut dropped = Vec::new();
         for node in gone {
-            if let Some(line) = self.peers.remove(&node) {
-                if let Some(task) = line.dialling {
+            if let Some(mut line) = self.peers.remove(&node) {
+                if let Some(task) = line.dialling.take() {
                     task.abort();
                 }
-                if let Some(connection) = line.connection {
+                if let Some(connection) = line.lose(now) {
                     self.owners.remove(&connection.id);
                     connection
                         .session
                         .close(CloseCode::DONE, "not a neighbour any more");
-                    dropped.push(Neighbour::Node(node));
+                    dropped.push(Neighbour::Node(node.clone()));
                 }
+                self.former.insert(node, line.into_former(now));
             }
         }
         for (node, peer) in named {
             match self.peers.get_mut(&node) {
                 Some(line) => line.peer = peer,
                 None => {
-                    let line = PeerLine::new(peer, self.me.clone(), self.policy, now);
+                    let former = self.former.remove(&node);
+                    let mut line = PeerLine::new(peer, self.me.clone(), self.policy, now);
+                    if let Some(former) = former.filter(|f| f.is_of(&line.peer, now)) {
+                        line.link = former.link;
+                        line.carried = former.carried;
+                    }
                     self.peers.insert(node, line);
                 }
             }
         }
+        self.forget_former(now);
         dropped
+    }
+
+    fn forget_former(&mut self, now: Moment) {
+        self.former.retain(|_, former| !former.is_over(now));
+        while self.former.len() > FORMER_MAX {
+            let oldest = self.former.iter().min_by_key(|(_, former)| former.since);
+            let Some(oldest) = oldest.map(|(node, _)| node.clone()) else {
+                return;
+            };
+            self.former.remove(&oldest);
+        }
     }
 
     fn is_app(&self, query: &QueryId, principal: &Principal) -> bool {
@@ -412,6 +469,17 @@ impl Neighbours {
     }
 }
 
+impl Former {
+    fn is_over(&self, now: Moment) -> bool {
+        now.since(self.since) >= FORMER_FOR
+    }
+
+    /// Whether what is known of it is known of this peer, and not too old.
+    fn is_of(&self, peer: &Peer, now: Moment) -> bool {
+        self.fingerprint == peer.fingerprint && !self.is_over(now)
+    }
+}
+
 impl PeerLine {
     fn new(peer: Peer, me: NodeId, policy: LinkPolicy, now: Moment) -> Self {
         Self {
@@ -444,6 +512,15 @@ impl PeerLine {
         self.pings.clear();
         self.under_way.clear();
         Some(connection)
+    }
+
+    fn into_former(self, now: Moment) -> Former {
+        Former {
+            fingerprint: self.peer.fingerprint,
+            link: self.link,
+            carried: self.carried,
+            since: now,
+        }
     }
 
     /// The transport's counters.

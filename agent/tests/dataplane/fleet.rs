@@ -265,8 +265,6 @@ impl Fleet {
                 peers: peers.clone(),
                 standby: vec![],
             };
-            let pins = peers.iter().map(|p| (p.node.clone(), p.fingerprint));
-            member.endpoint.trust().set_peers(pins);
             member.plane.apply(&target);
             for (id, op) in instances {
                 let output_bytes = self.output_bytes;

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use compass_agent::trials::StageFetch;
 use compass_shared::codec::encode_frame;
-use compass_shared::ids::{Digest, FrameId, Generation, SampleSetId};
+use compass_shared::ids::{Commit, Digest, FrameId, Generation, SampleSetId};
 use compass_shared::model::outcome::Outcome;
+use compass_shared::model::plan::NodeTarget;
 use compass_shared::model::trial::CaptureSamples;
-use compass_shared::wire::v1::{AgentEvent, FrameHeader};
+use compass_shared::wire::v1::{AgentEvent, FrameHeader, LinkReport};
 use compass_transport::{
     Alpn, CloseCode, Closed, ConnectError, Deadline, Dial, ResetCode, Role, ServerTrust,
     TransportError,
@@ -440,10 +441,7 @@ async fn who_is_not_named_by_the_target_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn links_to_peers_named_by_the_coordinator_are_measured() {
     let fleet = Fleet::new(&["edge", "near"]);
-    for (me, other) in [("edge", "near"), ("near", "edge")] {
-        let peer = fleet.nodes[other].peer.clone();
-        fleet.nodes[me].plane.peers(vec![peer]);
-    }
+    introduce(&fleet);
     let measured = async {
         loop {
             let both = ["edge", "near"].map(|name| fleet.nodes[name].plane.link_reports());
@@ -460,4 +458,111 @@ async fn links_to_peers_named_by_the_coordinator_are_measured() {
     assert_eq!(edge[0].peer, node("near"));
     // Both count the same packets of one connection; some may be on their way.
     assert!(edge[0].sent_bytes > 30_000 && near[0].received_bytes > 30_000);
+}
+
+/// Two nodes that are introduced to each other and of which no target says anything.
+fn introduce(fleet: &Fleet) {
+    for (me, other) in [("edge", "near"), ("near", "edge")] {
+        let peer = fleet.nodes[other].peer.clone();
+        fleet.nodes[me].plane.peers(vec![peer]);
+    }
+}
+
+/// Waits until the edge has measured its one link, and it is as wanted.
+async fn link_of_the_edge(fleet: &Fleet, fits: impl Fn(&LinkReport) -> bool) -> LinkReport {
+    let measured = async {
+        loop {
+            let links = fleet.nodes["edge"].plane.link_reports();
+            if let [link] = links.as_slice()
+                && fits(link)
+            {
+                return link.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, measured).await.unwrap()
+}
+
+/// By near's clock every certificate of the fleet has expired: it lives by the keys it was told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_target_does_not_end_the_measuring_of_introduced_peers() {
+    let fleet = Fleet::with_clocks(&[("edge", 0), ("near", 400 * 86_400)]);
+    introduce(&fleet);
+    for name in ["edge", "near"] {
+        fleet.nodes[name].plane.apply(&nothing_for(name, 1));
+    }
+    link_of_the_edge(&fleet, |link| {
+        link.rtt_ms.is_some() && link.delivered_bps > 0
+    })
+    .await;
+    for (me, other) in [("edge", "near"), ("near", "edge")] {
+        let pinned = fleet.nodes[me].endpoint.trust().peer(&node(other));
+        assert_eq!(pinned, Some(fleet.nodes[other].peer.fingerprint));
+    }
+}
+
+/// A target by which a node has nothing to do and no neighbours.
+fn nothing_for(name: &str, term: u64) -> NodeTarget {
+    NodeTarget {
+        commit: Commit { term, number: 1 },
+        node: node(name),
+        instances: vec![],
+        queries: vec![],
+        peers: vec![],
+        standby: vec![],
+    }
+}
+
+/// A coordinator that has just started introduces nodes as they come back: for a moment nobody names the neighbour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_degraded_link_is_still_known_as_such_when_its_peer_is_introduced_again() {
+    let mut fleet = Fleet::new(&["edge", "near"]);
+    fleet.output_bytes = 20_000;
+    let address = fleet.nodes["near"].peer.addresses[0];
+    let relay = Relay::start(address, 4.0).await;
+    fleet.nodes.get_mut("near").unwrap().peer.addresses = vec![relay.address];
+    introduce(&fleet);
+    link_of_the_edge(&fleet, |link| link.delivered_bps > 0).await;
+    let routes = [chain(1, &[("sampler", "edge"), ("detector", "near")])];
+    fleet.apply(1, &routes);
+    let app = fleet.app(&["edge", "near"]).await;
+    for frame in 0..20 {
+        app.send(frame).await;
+        app.ends(frame..frame + 1).await;
+    }
+    relay.set_rate(0.4);
+    let stream = async {
+        for frame in 20.. {
+            app.send(frame).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::select! {
+        _ = link_of_the_edge(&fleet, |link| link.degraded) => {}
+        () = stream => unreachable!(),
+    }
+    // The query goes, and so do the introductions: nobody names near.
+    for name in ["edge", "near"] {
+        fleet.nodes[name].plane.apply(&nothing_for(name, 2));
+        fleet.nodes[name].plane.peers(vec![]);
+    }
+    let none = async {
+        while !fleet.nodes["edge"].plane.link_reports().is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, none).await.unwrap();
+    introduce(&fleet);
+    let first = link_of_the_edge(&fleet, |_| true).await;
+    assert!(first.degraded, "{first:?}");
+    // When it is well again, it is measured without a frame of anybody, and said.
+    relay.set_rate(4.0);
+    let events = &mut fleet.nodes.get_mut("edge").unwrap().events;
+    let recovered = event(events, |e| matches!(e, AgentEvent::LinkRecovered { .. })).await;
+    let AgentEvent::LinkRecovered { peer, .. } = recovered else {
+        unreachable!()
+    };
+    assert_eq!(peer, node("near"));
+    link_of_the_edge(&fleet, |link| !link.degraded).await;
 }

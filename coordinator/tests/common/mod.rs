@@ -20,7 +20,7 @@ use compass_shared::model::telemetry::NodeTelemetry;
 use compass_shared::units::Millicores;
 use compass_shared::wire::v1::{
     AgentReport, AgentToCoordinator, AppToCoordinator, CoordinatorToAgent, CoordinatorToApp,
-    InstanceStatus, Registration,
+    InstanceStatus, LinkReport, Registration,
 };
 use compass_transport::join::{JoinError, join};
 use compass_transport::{
@@ -409,11 +409,19 @@ impl Agent {
     }
 
     pub async fn report(&mut self, telemetry: NodeTelemetry) {
+        self.report_all(telemetry, vec![]).await;
+    }
+
+    pub async fn report_links(&mut self, links: Vec<LinkReport>) {
+        self.report_all(NodeTelemetry::default(), links).await;
+    }
+
+    async fn report_all(&mut self, telemetry: NodeTelemetry, links: Vec<LinkReport>) {
         self.sequence += 1;
         let report = AgentReport {
             sequence: self.sequence,
             telemetry,
-            links: vec![],
+            links,
             instances: vec![],
             content: vec![],
             applied: None,

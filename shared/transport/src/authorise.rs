@@ -226,7 +226,7 @@ impl Trust {
             .clone()
     }
 
-    /// Replaces the keys of the neighbours that the newest target names. A neighbour's key is trusted even after its
+    /// Replaces the keys of the neighbours: of those the newest target names and those the coordinator introduced. A neighbour's key is trusted even after its
     /// certificate has expired, so that a site survives a long absence of the coordinator; a node that shows another
     /// key than the one named here is refused.
     pub fn set_peers(&self, peers: impl IntoIterator<Item = (NodeId, Digest)>) {

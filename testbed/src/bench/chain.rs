@@ -112,7 +112,6 @@ impl Operator for StandIn {
 
 struct Node {
     plane: Arc<DataPlane>,
-    endpoint: Arc<Endpoint>,
     peer: Peer,
     runtime: Runtime,
 }
@@ -256,7 +255,6 @@ fn start_node(name: &str, authority: &CertificateAuthority, folder: &Path) -> an
     drop(within);
     Ok(Node {
         plane,
-        endpoint,
         peer,
         runtime,
     })
@@ -309,10 +307,6 @@ fn apply(
             peers: peers.clone(),
             standby: vec![],
         };
-        let pins = peers
-            .iter()
-            .map(|peer| (peer.node.clone(), peer.fingerprint));
-        node.endpoint.trust().set_peers(pins);
         node.plane.apply(&target);
         let operator = StandIn {
             is_first: index == 0,
