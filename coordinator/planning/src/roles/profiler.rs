@@ -28,7 +28,7 @@ mod place;
 mod pump;
 mod stage;
 
-use stage::{Stage, StageKey, StageState, Trial};
+use stage::{Busy, Stage, StageKey, StageState, Trial};
 
 #[cfg(test)]
 mod tests;
@@ -241,6 +241,8 @@ pub struct Profiler {
     stages: BTreeMap<StageKey, Stage>,
     /// Milliseconds per frame on a core of the host's speed, by operator kind: a rough guess of how long a stage will take.
     work_ms: BTreeMap<OperatorKind, f64>,
+    /// Nodes that had no room for a stage, and when they are asked again.
+    busy: BTreeMap<NodeId, Busy>,
 }
 
 impl Profiler {
@@ -256,6 +258,7 @@ impl Profiler {
             trials: Vec::new(),
             stages: BTreeMap::new(),
             work_ms: BTreeMap::new(),
+            busy: BTreeMap::new(),
         }
     }
 

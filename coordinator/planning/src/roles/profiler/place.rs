@@ -101,8 +101,10 @@ impl Profiler {
                 expected_ms +=
                     link.rtt_ms * 1.5 + planned_rate(link, &settings).transfer_ms(source.bytes);
             }
-            let (busy, wait_ms) = self.busy(now, id);
-            let is_free = busy < self.settings.stages_per_node;
+            let (running, wait_ms) = self.running_on(now, id);
+            let pause_ms = self.pause_ms(now, id);
+            let is_free = running < self.settings.stages_per_node && pause_ms == 0.0;
+            let wait_ms = wait_ms.max(pause_ms);
             let total = expected_ms + if is_free { 0.0 } else { wait_ms };
             if best.as_ref().is_none_or(|b| total < b.expected_ms) {
                 best = Some(Place {
@@ -134,7 +136,7 @@ impl Profiler {
     }
 
     /// Stages that run on a node, and how long the last of them is expected to take from now, in ms.
-    fn busy(&self, now: Moment, id: &NodeId) -> (u32, f64) {
+    fn running_on(&self, now: Moment, id: &NodeId) -> (u32, f64) {
         let mut count = 0;
         let mut wait_ms: f64 = 0.0;
         for stage in self.stages.values() {
@@ -151,6 +153,13 @@ impl Profiler {
             }
         }
         (count, wait_ms)
+    }
+
+    /// How long a node that had no room is still left alone, in ms.
+    fn pause_ms(&self, now: Moment, id: &NodeId) -> f64 {
+        self.busy
+            .get(id)
+            .map_or(0.0, |busy| ms(busy.until.since(now)))
     }
 
     /// Stages that run anywhere.

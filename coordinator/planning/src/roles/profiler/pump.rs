@@ -8,15 +8,18 @@ use compass_shared::model::trial::{RunStage, StageDone, StageFailure, StageInput
 use compass_shared::time::Moment;
 
 use super::place::{Place, Source};
-use super::stage::{Stage, StageState, Trial};
+use super::stage::{Busy, Stage, StageState, Trial};
 use super::{Effect, Profiler, StageKey, StageRecord, StageResult, TrialOutcome};
 
 /// An answer may be this much later than the deadline the node was given.
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
-/// A node that was busy is asked again after this long.
-const BUSY_PAUSE: Duration = Duration::from_millis(250);
-/// A busy node is asked this often in all; it is no failure of the configuration.
-const BUSY_ATTEMPTS_MAX: u32 = 40;
+/// A stage that failed for a passing reason is tried again after this long.
+const AGAIN_AFTER: Duration = Duration::from_millis(250);
+/// A node that had no room is asked again after this long at first, twice as long each time it says so again, and this long at most.
+/// Whatever takes its room (live work, a stage that is being killed) does not go away faster for being asked.
+const BUSY_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// A stage that was refused by one node after the other for this long is given up; it is no failure of the configuration.
+const BUSY_PATIENCE: Duration = Duration::from_secs(30);
 
 impl Profiler {
     /// Starts stages in the order trials came, and ends trials that have all they need.
@@ -160,12 +163,15 @@ impl Profiler {
             });
         }
         self.next_trial = id.next();
-        let attempts = self.stages.get(&key).map_or(0, |s| s.attempts);
+        let before = self.stages.get(&key);
+        let attempts = before.map_or(0, |s| s.attempts);
+        let refused_since = before.and_then(|s| s.refused_since);
         self.stages.insert(
             key,
             Stage {
                 operator: name,
                 attempts,
+                refused_since,
                 state: StageState::Running {
                     trial: id,
                     node: place.node.clone(),
@@ -232,6 +238,7 @@ impl Profiler {
         let StageState::Running { remote, .. } = &stage.state else {
             return;
         };
+        self.busy.remove(node);
         if let (Some(from), Some((ms, bytes))) = (remote, done.transfer) {
             effects.push(Effect::Transfer {
                 from: from.clone(),
@@ -311,7 +318,23 @@ impl Profiler {
         if matches!(failure, StageFailure::InputsUnavailable(_)) {
             self.forget_inputs_of(key);
         }
+        if failure == StageFailure::Busy {
+            self.note_busy(now, node);
+        } else {
+            self.busy.remove(node);
+        }
         self.settle_failure(now, key, failure);
+    }
+
+    /// A node has no room: all stages keep away from it for a while, not only the one that was refused.
+    fn note_busy(&mut self, now: Moment, node: &NodeId) {
+        let times = self.busy.get(node).map_or(0, |busy| busy.times);
+        let doubled = BUSY_PAUSE.0 * 2_u32.saturating_pow(times.min(8));
+        let busy = Busy {
+            until: now + doubled.min(BUSY_PAUSE.1),
+            times: times.saturating_add(1),
+        };
+        self.busy.insert(node.clone(), busy);
     }
 
     /// Whoever held the inputs of a stage does not have them any more: they are made again.
@@ -342,24 +365,31 @@ impl Profiler {
     }
 
     fn settle_failure(&mut self, now: Moment, key: StageKey, failure: StageFailure) {
-        let attempts_max = match failure {
-            StageFailure::Busy => BUSY_ATTEMPTS_MAX,
-            // Deterministic: it would only happen again.
-            StageFailure::Deadline | StageFailure::Cancelled => 1,
-            StageFailure::Crashed(_)
-            | StageFailure::InputsUnavailable(_)
-            | StageFailure::Artifact(_) => self.settings.attempts,
-        };
+        let attempts_max = self.settings.attempts;
         let Some(stage) = self.stages.get_mut(&key) else {
             return;
         };
-        stage.attempts += 1;
-        stage.state = if stage.attempts < attempts_max {
-            StageState::Waiting {
-                not_before: now + BUSY_PAUSE,
+        let (is_over, pause) = match failure {
+            StageFailure::Busy => {
+                let since = *stage.refused_since.get_or_insert(now);
+                // Another node may have room at once; the busy one is left alone by `place`.
+                (now.since(since) >= BUSY_PATIENCE, Duration::ZERO)
             }
-        } else {
+            // Deterministic: it would only happen again.
+            StageFailure::Deadline | StageFailure::Cancelled => (true, Duration::ZERO),
+            StageFailure::Crashed(_)
+            | StageFailure::InputsUnavailable(_)
+            | StageFailure::Artifact(_) => {
+                stage.attempts += 1;
+                (stage.attempts >= attempts_max, AGAIN_AFTER)
+            }
+        };
+        stage.state = if is_over {
             StageState::Failed(failure)
+        } else {
+            StageState::Waiting {
+                not_before: now + pause,
+            }
         };
     }
 
@@ -453,9 +483,11 @@ impl Profiler {
             .values()
             .filter_map(|stage| match &stage.state {
                 StageState::Running { since, .. } => Some(*since + patience),
-                StageState::Waiting { not_before } if *not_before > now => Some(*not_before),
+                StageState::Waiting { not_before } => Some(*not_before),
                 _ => None,
             })
+            .chain(self.busy.values().map(|busy| busy.until))
+            .filter(|moment| *moment > now)
             .min();
         effects.extend(next.map(Effect::WakeAt));
     }

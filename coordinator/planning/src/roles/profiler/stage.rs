@@ -18,7 +18,18 @@ pub(super) struct StageKey {
 pub(super) struct Stage {
     pub(super) operator: OperatorId,
     pub(super) attempts: u32,
+    /// Since when it has found only nodes without room.
+    pub(super) refused_since: Option<Moment>,
     pub(super) state: StageState,
+}
+
+/// A node that said it has no room.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Busy {
+    /// Not asked before this moment.
+    pub(super) until: Moment,
+    /// How often in a row it has said so.
+    pub(super) times: u32,
 }
 
 /// How far a stage is.

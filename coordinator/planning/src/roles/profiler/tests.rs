@@ -13,6 +13,8 @@ struct World {
     running: Vec<(NodeId, RunStage)>,
     outcomes: Vec<TrialOutcome>,
     started: Vec<(NodeId, String)>,
+    /// When the pool asked last to be woken.
+    wake: Option<Moment>,
 }
 
 impl World {
@@ -26,6 +28,7 @@ impl World {
             running: Vec::new(),
             outcomes: Vec::new(),
             started: Vec::new(),
+            wake: None,
         };
         world.tell_cluster();
         world
@@ -51,10 +54,8 @@ impl World {
                     self.running.retain(|(n, s)| *n != node || s.trial != trial);
                 }
                 Effect::Outcome(outcome) => self.outcomes.push(*outcome),
-                Effect::Pair { .. }
-                | Effect::Ran(_)
-                | Effect::Transfer { .. }
-                | Effect::WakeAt(_) => {}
+                Effect::WakeAt(moment) => self.wake = Some(moment),
+                Effect::Pair { .. } | Effect::Ran(_) | Effect::Transfer { .. } => {}
             }
         }
     }
@@ -276,11 +277,11 @@ fn a_busy_node_is_asked_again_and_inputs_that_are_gone_are_made_again() {
     world.trial(fixture::configuration(320, 75, "m"), 1);
     let (node, stage) = world.running.remove(0);
     world.handle(Input::StageFailed {
-        node,
+        node: node.clone(),
         trial: stage.trial,
         failure: StageFailure::Busy,
     });
-    assert!(world.running.is_empty(), "not at once");
+    assert!(world.running.iter().all(|(n, _)| *n != node), "not at once");
     world.now = world.now + Duration::from_millis(300);
     world.handle(Input::Tick);
     assert_eq!(world.count("sampler"), 2);
@@ -295,6 +296,80 @@ fn a_busy_node_is_asked_again_and_inputs_that_are_gone_are_made_again() {
     world.handle(Input::Tick);
     world.finish_all();
     assert_eq!(world.count("sampler"), 3);
+    assert!(world.outcomes[0].result.is_ok());
+}
+
+/// Every node refuses every stage, as fast as it is asked, for as long as the pool asks.
+#[test]
+fn busy_nodes_are_asked_ever_less_often_and_given_up_in_the_end() {
+    let mut world = World::new();
+    for model in ["s", "m", "l"] {
+        world.trial(fixture::configuration(320, 75, model), 1);
+    }
+    let mut asked: BTreeMap<NodeId, Vec<Moment>> = BTreeMap::new();
+    let mut steps = 0;
+    while world.outcomes.len() < 3 {
+        steps += 1;
+        assert!(steps < 1_000, "the pool goes round and round");
+        while let Some((node, stage)) = world.running.pop() {
+            asked.entry(node.clone()).or_default().push(world.now);
+            let failure = StageFailure::Busy;
+            let trial = stage.trial;
+            world.handle(Input::StageFailed {
+                node,
+                trial,
+                failure,
+            });
+        }
+        let wake = world.wake.filter(|at| *at > world.now);
+        match wake {
+            Some(at) => world.now = at,
+            None => assert_eq!(world.outcomes.len(), 3, "nothing would ever go on"),
+        }
+        world.handle(Input::Tick);
+    }
+    assert!(
+        world
+            .outcomes
+            .iter()
+            .all(|o| matches!(o.result, Err((_, StageFailure::Busy))))
+    );
+    // Half a minute of pauses that grow from a quarter of a second to five.
+    for moments in asked.values() {
+        assert!(moments.len() <= 12, "{moments:?}");
+        let pauses: Vec<_> = moments.windows(2).map(|w| w[1].since(w[0])).collect();
+        assert!(pauses.iter().all(|p| *p >= Duration::from_millis(250)));
+        assert!(pauses.is_sorted(), "{pauses:?}");
+    }
+    // A node that takes a stage again is not held to its past.
+    world.now = world.now + Duration::from_secs(10);
+    world.trial(fixture::configuration(320, 75, "m"), 2);
+    let before = world.now;
+    world.finish_all();
+    assert!(world.outcomes[3].result.is_ok());
+    assert_eq!(world.now, before, "without a pause");
+}
+
+#[test]
+fn while_one_node_is_busy_another_takes_the_stage() {
+    let mut world = World::new();
+    world.trial(fixture::configuration(320, 75, "m"), 1);
+    let (first, stage) = world.running.remove(0);
+    world.handle(Input::StageFailed {
+        node: first.clone(),
+        trial: stage.trial,
+        failure: StageFailure::Busy,
+    });
+    // Each has its turn, the slowest too, unless waiting for the first is quicker.
+    assert!(
+        world.running.iter().all(|(node, _)| *node != first),
+        "{:?}",
+        world.started
+    );
+    world.finish_all();
+    world.now = world.now + Duration::from_millis(250);
+    world.handle(Input::Tick);
+    world.finish_all();
     assert!(world.outcomes[0].result.is_ok());
 }
 
