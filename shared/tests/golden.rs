@@ -21,7 +21,7 @@ use compass_shared::model::pipeline::{Configuration, KnobValue};
 use compass_shared::model::plan::*;
 use compass_shared::model::telemetry::NodeTelemetry;
 use compass_shared::model::trial::*;
-use compass_shared::model::trigger::{Measurement, SloKind, Trigger};
+use compass_shared::model::trigger::{LinkQuantity, Measurement, SloKind, Trigger};
 use compass_shared::units::Millicores;
 use compass_shared::wire::v1::*;
 use serde::Serialize;
@@ -497,6 +497,7 @@ fn app_messages(golden: &mut Golden) {
         Trigger::LinkDegraded {
             from: node(),
             to: name("near-1"),
+            quantity: LinkQuantity::RoundTrip,
             measurement: measurement(),
         },
         Trigger::LinkRecovered {

@@ -19,7 +19,7 @@ use crate::workers::{Output, Payload, ProcessError, Processed};
 use super::connection::{Arrival, Arrived, ConnectionId, Inbox};
 use super::core::{Core, Effect, Input, Job, JobEnd, JobId, Neighbour, SendId};
 use super::link::{LinkChange, LivenessStep};
-use super::neighbours::{LOST_FOR, NEVER_FOR, Neighbours, Taken};
+use super::neighbours::{Delivered, LOST_FOR, NEVER_FOR, Neighbours, Taken, beside};
 use super::{Board, DataPlaneConfig, Operator, Tuning, peer_requests};
 
 /// Arrivals that may wait for the hub; beyond, the tasks that read connections wait, and with them their peers.
@@ -513,8 +513,9 @@ impl Hub {
         self.last_slice = now;
         self.sends.retain(|_, task| !task.is_finished());
         let nodes: Vec<NodeId> = self.neighbours.peers.keys().cloned().collect();
+        let delivered = self.neighbours.delivered();
         for node in &nodes {
-            self.slice_peer(now, node);
+            self.slice_peer(now, node, &delivered);
         }
         self.neighbours.dial(now, &self.core.wanted());
         self.slice_queues(now);
@@ -523,7 +524,9 @@ impl Hub {
         self.board.shown().links = links;
     }
 
-    fn slice_peer(&mut self, now: Moment, node: &NodeId) {
+    fn slice_peer(&mut self, now: Moment, node: &NodeId, delivered: &[Delivered]) {
+        let may_probe = !self.neighbours.has_probe_out(now);
+        let others_bps = self.neighbours.narrowest_degraded_bps();
         let Some(line) = self.neighbours.peers.get_mut(node) else {
             return;
         };
@@ -541,7 +544,8 @@ impl Hub {
             }
             return;
         };
-        let change = line.link.slice(now, counters);
+        let beside = beside(node, line.link.reference(), delivered);
+        let change = line.link.slice(now, counters, beside);
         let window = line.link.window();
         let is_new_window = window.abs_diff(line.window) > line.window / 8;
         if is_new_window {
@@ -551,7 +555,10 @@ impl Hub {
         let step = line
             .liveness
             .step(now, datagrams, is_busy, line.link.rtt_newest());
-        let probe = line.link.wants_probe(now);
+        // Two trains at once would measure half of what they share.
+        let probe = may_probe
+            .then(|| line.link.wants_probe(now, others_bps))
+            .flatten();
         match step {
             LivenessStep::Wait => {}
             LivenessStep::Ping(number) => {

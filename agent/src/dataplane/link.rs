@@ -170,6 +170,8 @@ struct ProbeState {
     sent: u32,
     outstanding: Option<(Moment, u64)>,
     last: Option<Moment>,
+    /// Rate of the last train in bit/s, if it was so slow that another one has to confirm it.
+    slow_bps: Option<f64>,
 }
 
 impl LinkEstimator {
@@ -254,8 +256,20 @@ impl LinkEstimator {
         self.rtt.observe(now, rtt);
     }
 
-    /// Ends a slice and tells of a change.
-    pub fn slice(&mut self, now: Moment, counters: Counters) -> Option<LinkChange> {
+    /// Bytes acknowledged since the last slice.
+    pub fn delivered_since(&self, counters: &Counters) -> u64 {
+        let before = self.counters.delivered_bytes;
+        counters.delivered_bytes.saturating_sub(before)
+    }
+
+    /// Usual rate in bit/s; `None` before it is known.
+    pub fn reference(&self) -> Option<f64> {
+        self.reference
+    }
+
+    /// Ends a slice and tells of a change. `beside` counts bytes that this node has delivered meanwhile over other links which may share
+    /// the narrow part of the way: what is slow because of them is not a bad link.
+    pub fn slice(&mut self, now: Moment, counters: Counters, beside: u64) -> Option<LinkChange> {
         self.account(now);
         let busy = std::mem::take(&mut self.busy);
         let frames = std::mem::take(&mut self.frames_done);
@@ -275,22 +289,20 @@ impl LinkEstimator {
         self.learn(delivered, busy);
         let limited = self.is_saturated || self.is_degraded() || self.falls_short();
         self.note(now, busy, delivered, limited);
-        let change = self.judge(now, delivered, busy, frames, fast_seen);
+        let change = self.judge(now, delivered, beside, (busy, frames, fast_seen));
         if change.is_none() && self.evidence.busy.is_zero() {
             self.follow();
         }
         change
     }
 
-    /// A probe train that should be sent now, in bytes.
-    pub fn wants_probe(&mut self, now: Moment) -> Option<u64> {
-        if let Some((sent, _)) = self.probe.outstanding {
-            // Lost reports must not end probing for ever.
-            if now.since(sent) < PROBE_PATIENCE {
-                return None;
-            }
-            self.probe.outstanding = None;
+    /// A probe train that should be sent now, in bytes. Other links of this node may share their way with this one: `others_bps` is the
+    /// rate of the narrowest of them that is degraded, and the train is no longer than that one would bear.
+    pub fn wants_probe(&mut self, now: Moment, others_bps: Option<f64>) -> Option<u64> {
+        if self.has_probe_out(now) {
+            return None;
         }
+        self.probe.outstanding = None;
         let idle = now.since(self.last_traffic);
         let waited = self.probe.last.map(|last| now.since(last));
         let gap = |least: Duration| waited.is_none_or(|waited| waited >= least);
@@ -303,7 +315,7 @@ impl LinkEstimator {
         let bytes = if is_first && gap(self.policy.slice * 2) {
             self.policy.probe_first_bytes
         } else if is_confirming || is_due || is_stale {
-            let (bytes, rest) = self.affordable_probe();
+            let (bytes, rest) = self.affordable_probe(others_bps);
             if !gap(rest) {
                 return None;
             }
@@ -320,9 +332,17 @@ impl LinkEstimator {
         Some(bytes)
     }
 
+    /// Whether a probe train is under way; one whose report is lost is given up.
+    pub fn has_probe_out(&self, now: Moment) -> bool {
+        let sent = self.probe.outstanding.map(|(sent, _)| sent);
+        sent.is_some_and(|sent| now.since(sent) < PROBE_PATIENCE)
+    }
+
     /// Size of a probe train within the budget, and the rest that has to follow the last one.
-    fn affordable_probe(&self) -> (u64, Duration) {
-        let Some(rate) = self.rate().filter(|rate| *rate > 0.0) else {
+    fn affordable_probe(&self, others_bps: Option<f64>) -> (u64, Duration) {
+        let known = [self.rate(), self.probe.slow_bps, others_bps];
+        let known = known.into_iter().flatten().filter(|rate| *rate > 0.0);
+        let Some(rate) = known.min_by(f64::total_cmp) else {
             return (self.policy.probe_bytes, Duration::ZERO);
         };
         let fits = (rate / 8.0 * self.policy.probe_takes.as_secs_f64()) as u64;
@@ -330,7 +350,11 @@ impl LinkEstimator {
             PROBE_BYTES_MIN,
             self.policy.probe_bytes.max(PROBE_BYTES_MIN),
         );
-        let rest = bytes as f64 * 8.0 / (rate * self.policy.probe_budget);
+        // One slow train is to be confirmed at once.
+        let rest = match self.probe.slow_bps {
+            Some(_) => 0.0,
+            None => bytes as f64 * 8.0 / (rate * self.policy.probe_budget),
+        };
         (
             bytes,
             Duration::from_secs_f64(rest.min(PROBE_REST_MAX.as_secs_f64())),
@@ -347,6 +371,7 @@ impl LinkEstimator {
             .max(Duration::from_micros(100));
         self.note(now, took, bytes, true);
         let rate = bytes as f64 * 8.0 / took.as_secs_f64();
+        self.probe.slow_bps = None;
         let Some(reference) = self
             .reference
             .filter(|_| self.probe.sent > self.policy.probes_first)
@@ -372,6 +397,7 @@ impl LinkEstimator {
             self.evidence.bytes += bytes;
             self.evidence.since.get_or_insert(now);
             self.probe.last = None;
+            self.probe.slow_bps = Some(rate);
             if self.evidence.busy >= self.policy.slow_evidence {
                 return Some(self.degrade(now, rate));
             }
@@ -519,15 +545,14 @@ impl LinkEstimator {
         &mut self,
         now: Moment,
         delivered: u64,
-        busy: Duration,
-        frames: u32,
-        fast_seen: bool,
+        beside: u64,
+        (busy, frames, fast_seen): (Duration, u32, bool),
     ) -> Option<LinkChange> {
         let reference = self.reference?;
         if std::mem::take(&mut self.skip_slice) || self.probe.outstanding.is_some() {
             return None; // What is slow behind our own probe train says nothing.
         }
-        let allowed = usual_time(delivered, reference * self.policy.slow_ratio)
+        let allowed = usual_time(delivered + beside, reference * self.policy.slow_ratio)
             + self.policy.slack * frames.max(1);
         if busy > allowed {
             self.evidence.busy += busy;
@@ -545,6 +570,7 @@ impl LinkEstimator {
 
     fn degrade(&mut self, now: Moment, rate: f64) -> LinkChange {
         let rate = rate.max(RATE_MIN);
+        self.probe.slow_bps = None;
         let before = self.reference.unwrap_or(rate);
         let window = self
             .evidence

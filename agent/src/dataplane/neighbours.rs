@@ -101,6 +101,29 @@ struct Former {
     since: Moment,
 }
 
+/// What a link has delivered within a slice.
+#[derive(Debug)]
+pub(super) struct Delivered {
+    node: NodeId,
+    bytes: u64,
+    usual_bps: Option<f64>,
+}
+
+/// A link with more than this multiple of another's usual rate does not lead through the same narrow part.
+const SAME_WAY_RATIO: f64 = 3.0;
+
+/// Bytes delivered over the other links that may share the narrow part of the way to this neighbour.
+pub(super) fn beside(node: &NodeId, usual_bps: Option<f64>, delivered: &[Delivered]) -> u64 {
+    let Some(usual) = usual_bps else { return 0 };
+    let may_share = |other: &&Delivered| {
+        other.node != *node
+            && other
+                .usual_bps
+                .is_none_or(|bps| bps <= usual * SAME_WAY_RATIO)
+    };
+    delivered.iter().filter(may_share).map(|d| d.bytes).sum()
+}
+
 /// What became of a session that was handed over.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
@@ -458,6 +481,32 @@ impl Neighbours {
                 || line.link.is_degraded()
                 || line.link.is_probing()
         })
+    }
+
+    /// What was delivered over each link since the last slice.
+    pub(super) fn delivered(&self) -> Vec<Delivered> {
+        let each = |(node, line): (&NodeId, &PeerLine)| {
+            let (counters, _) = line.counters()?;
+            Some(Delivered {
+                node: node.clone(),
+                bytes: line.link.delivered_since(&counters),
+                usual_bps: line.link.reference(),
+            })
+        };
+        self.peers.iter().filter_map(each).collect()
+    }
+
+    /// Whether a probe train is under way to any neighbour.
+    pub(super) fn has_probe_out(&self, now: Moment) -> bool {
+        self.peers.values().any(|line| line.link.has_probe_out(now))
+    }
+
+    /// Rate in bit/s of the narrowest link that counts as degraded.
+    pub(super) fn narrowest_degraded_bps(&self) -> Option<f64> {
+        let degraded = self.peers.values().filter(|line| line.link.is_degraded());
+        degraded
+            .filter_map(|line| line.link.rate())
+            .min_by(f64::total_cmp)
     }
 
     /// Links as last measured.

@@ -51,7 +51,8 @@ pub enum Preference {
     /// The cheapest that meets every SLO as measured.
     #[default]
     Cheapest,
-    /// Accuracy is unknown since the content changed: the configuration nearest to golden that meets latency and cost.
+    /// The content has changed: of what meets latency and cost, what is most accurate as far as samples tell, else what is nearest to
+    /// golden. Samples are few at first, and the cheapest of many that seem good enough is the one they flatter most.
     Safest,
 }
 
@@ -68,6 +69,8 @@ pub struct Candidate {
     pub nodes: BTreeMap<NodeId, Resources>,
     /// How near to golden, 0 to 1.
     pub caution: f64,
+    /// What counts under [`Preference::Safest`]; see [`safety`].
+    pub safety: f64,
     /// Whether all its times were measured on the classes it uses.
     pub measured: bool,
     /// Hash of placement, configuration and shares.
@@ -254,6 +257,7 @@ struct Survivor {
     placement: usize,
     accuracy: Estimate,
     caution: f64,
+    safety: f64,
     cost_least: f64,
 }
 
@@ -271,6 +275,7 @@ pub fn enumerate(context: &Context<'_>, space: &Space, front: &Front) -> Candida
     let mut survey = Survey {
         context,
         space,
+        preference: front.preference,
         fleet: &fleet,
         placements: &placements,
         positions: &positions,
@@ -361,7 +366,7 @@ impl Setting {
         let configuration = space.configuration(&point);
         let caution = space.caution(&point);
         let accuracy = accuracy(context, front, row, &configuration);
-        let accuracy_gap = accuracy_refusal(context, accuracy).map(|r| r.gap());
+        let accuracy_gap = accuracy_refusal(context, front.preference, accuracy).map(|r| r.gap());
         Self {
             point,
             configuration,
@@ -375,6 +380,7 @@ impl Setting {
 struct Survey<'a> {
     context: &'a Context<'a>,
     space: &'a Space,
+    preference: Preference,
     fleet: &'a Fleet<'a>,
     placements: &'a [Placement],
     positions: &'a [Vec<usize>],
@@ -407,14 +413,8 @@ impl Survey<'_> {
                     .unwrap_or(unknown_accuracy(setting.caution)),
                 cost_usd_per_h: cost_least,
             };
-            let worst = refusal(
-                context,
-                &model,
-                &latency,
-                setting.accuracy,
-                cost_least,
-                &full,
-            );
+            let inaccurate = accuracy_refusal(context, self.preference, setting.accuracy);
+            let worst = refusal(context, &model, &latency, inaccurate, cost_least, &full);
             match worst {
                 Some(reason) => self.all.reject(&reason, cost_least, || Rejected {
                     configuration: setting.configuration.clone(),
@@ -427,6 +427,7 @@ impl Survey<'_> {
                     placement: index,
                     accuracy: expected.accuracy,
                     caution: setting.caution,
+                    safety: safety(context, setting.accuracy, setting.caution),
                     cost_least,
                 }),
             }
@@ -499,13 +500,32 @@ pub fn stays_below(context: &Context<'_>, latency: Estimate, bound_ms: f64) -> b
     with_margin <= bound_ms && latency.value + CONFIDENCE_QUANTILE * error <= bound_ms
 }
 
-fn accuracy_refusal(context: &Context<'_>, accuracy: Option<Estimate>) -> Option<Reason> {
+/// While the content is new only what surely falls short is refused for its accuracy.
+fn accuracy_refusal(
+    context: &Context<'_>,
+    preference: Preference,
+    accuracy: Option<Estimate>,
+) -> Option<Reason> {
     let (value, bound) = (accuracy?, context.query.slo.accuracy_min?);
-    (!reaches(value, bound)).then_some(Reason::Slo {
+    let is_accepted = match preference {
+        Preference::Cheapest => reaches(value, bound),
+        Preference::Safest => value.high >= bound,
+    };
+    (!is_accepted).then_some(Reason::Slo {
         slo: SloKind::Accuracy,
         value,
         bound,
     })
+}
+
+/// A number that orders configurations while the content is new: first those that samples show above the floor, by their accuracy;
+/// then those of which nothing is known, by how near to golden they are; then those below the floor.
+pub fn safety(context: &Context<'_>, accuracy: Option<Estimate>, caution: f64) -> f64 {
+    match (accuracy, context.query.slo.accuracy_min) {
+        (Some(accuracy), Some(floor)) if accuracy.value >= floor => 2.0 + accuracy.value,
+        (Some(accuracy), Some(_)) => accuracy.value,
+        (Some(_), None) | (None, _) => 1.0 + caution,
+    }
 }
 
 /// Of all that rules a combination out, what is farthest off.
@@ -513,7 +533,7 @@ fn refusal(
     context: &Context<'_>,
     model: &Model<'_>,
     latency: &Latency,
-    accuracy: Option<Estimate>,
+    inaccurate: Option<Reason>,
     cost_least: f64,
     full: &[Millicores],
 ) -> Option<Reason> {
@@ -539,7 +559,7 @@ fn refusal(
         })
     });
     [
-        accuracy_refusal(context, accuracy),
+        inaccurate,
         link,
         overload,
         late,
@@ -561,11 +581,11 @@ fn cost_refusal(context: &Context<'_>, cost: f64) -> Option<Reason> {
 
 fn sort(survivors: &mut [Survivor], preference: Preference) {
     survivors.sort_by(|a, b| {
-        let by_caution = match preference {
+        let by_safety = match preference {
             Preference::Cheapest => std::cmp::Ordering::Equal,
-            Preference::Safest => b.caution.total_cmp(&a.caution),
+            Preference::Safest => b.safety.total_cmp(&a.safety),
         };
-        by_caution
+        by_safety
             .then(a.cost_least.total_cmp(&b.cost_least))
             .then_with(|| a.point.cmp(&b.point))
             .then(a.placement.cmp(&b.placement))
@@ -671,6 +691,7 @@ fn build(
         links,
         nodes,
         caution: survivor.caution,
+        safety: survivor.safety,
         measured: trimmed.latency.measured,
     }
 }
@@ -685,11 +706,11 @@ fn demands(model: &Model<'_>) -> BTreeMap<(NodeId, NodeId), f64> {
 
 fn order(feasible: &mut [Candidate], preference: Preference) {
     feasible.sort_by(|a, b| {
-        let by_caution = match preference {
+        let by_safety = match preference {
             Preference::Cheapest => std::cmp::Ordering::Equal,
-            Preference::Safest => b.caution.total_cmp(&a.caution),
+            Preference::Safest => b.safety.total_cmp(&a.safety),
         };
-        by_caution
+        by_safety
             .then(
                 a.expected
                     .cost_usd_per_h
@@ -739,8 +760,8 @@ pub struct Assessed {
     pub broken: Option<Reason>,
     /// Bits per second it needs from one node to another.
     pub links: BTreeMap<(NodeId, NodeId), f64>,
-    /// How near to golden, 0 to 1.
-    pub caution: f64,
+    /// See [`safety`].
+    pub safety: f64,
 }
 
 /// The prediction for given operators on today's fleet; `None` when it cannot be predicted any more.
@@ -780,7 +801,7 @@ pub fn assess(
         expected,
         broken: broken(context, &model, &latency, accuracy, cost, &shares),
         links: demands(&model),
-        caution: space.caution(&point),
+        safety: safety(context, accuracy, space.caution(&point)),
     })
 }
 

@@ -6,7 +6,7 @@
 //! ```text
 //! app -> entry   hop overhead
 //! per operator   full-core time of the node's class / min(share, 1) + hand-over + queueing
-//! per hop        bytes · 8 / bandwidth + round trip / 2 + hop overhead + expected re-sends + queueing on the link
+//! per hop        bytes · 8 / bandwidth + round trip / 2 + hop overhead + expected re-sends + queueing on the link, behind control traffic too
 //! sink -> app    hop back to the entry's place + hop overhead
 //! ```
 //!
@@ -44,8 +44,13 @@ pub struct PredictSettings {
     pub app_hop_ms: f64,
     /// An operator's share is busy at most this part of the time: beyond it waiting grows without bound.
     pub utilisation_max: f64,
-    /// A link is used to at most this part of its rate.
+    /// A link is used to at most this part of its rate, control traffic included.
     pub link_utilisation_max: f64,
+    /// What telemetry, trials' results, labels and probes are taken to send over any link. Much less on most, but what leads out of a
+    /// site shares its uplink: measured while a site searched for a plan, 5 to 12 kB/s.
+    pub control_rate: Bandwidth,
+    /// It comes in bursts of this many bytes, and a frame waits behind one: a probe train or a report of a trial.
+    pub control_burst_bytes: f64,
     /// A plan must meet its latency bound with this part of it to spare.
     pub latency_margin: f64,
     /// Relative deviation of a time carried over between emulated classes, whose speeds are declared.
@@ -66,6 +71,8 @@ impl Default for PredictSettings {
             app_hop_ms: 1.5,
             utilisation_max: 0.7,
             link_utilisation_max: 0.8,
+            control_rate: Bandwidth(80_000),
+            control_burst_bytes: 4_000.0,
             latency_margin: 0.25,
             emulated_class_deviation: 0.1,
             unknown_class_deviation: 0.5,
@@ -753,9 +760,16 @@ pub fn planned_rate(link: &Link, settings: &PredictSettings) -> Bandwidth {
     }
 }
 
-/// Bits per second of a link that plans may use.
+/// Bits per second of a link that plans may use: control traffic has its part first.
 pub fn usable_bps(link: &Link, settings: &PredictSettings) -> f64 {
-    planned_rate(link, settings).0 as f64 * settings.link_utilisation_max
+    let rate = planned_rate(link, settings).0 as f64;
+    (rate * settings.link_utilisation_max - settings.control_rate.0 as f64).max(0.0)
+}
+
+/// The rate a link must have for plans to use this much of it: the inverse of [`usable_bps`].
+pub fn rate_needed(needed_bps: f64, settings: &PredictSettings) -> Bandwidth {
+    let needed = needed_bps + settings.control_rate.0 as f64;
+    Bandwidth((needed / settings.link_utilisation_max) as u64)
 }
 
 /// Bytes of payload in a packet on paths with the smallest usual MTU.
@@ -764,13 +778,22 @@ const PACKET_BYTES: f64 = 1200.0;
 const RESEND_ROUND_TRIPS: f64 = 1.25;
 
 /// Mean and variance of a frame's time on a link, in ms.
+///
+/// Waiting is that of one server with two kinds of customers (Pollaczek–Khinchine; the plan's own frames by Kingman's form, for they
+/// come at an even pace): work in the system is found by every frame, also by one that comes alone.
 fn hop_time(link: &Link, bytes: f64, rate_hz: f64, settings: &PredictSettings) -> (f64, f64) {
-    let transfer = planned_rate(link, settings).transfer_ms(bytes);
+    let rate = planned_rate(link, settings);
+    let (transfer, burst) = (
+        rate.transfer_ms(bytes),
+        rate.transfer_ms(settings.control_burst_bytes),
+    );
     if !transfer.is_finite() {
         return (f64::INFINITY, 0.0);
     }
-    let busy = (rate_hz * transfer / 1e3).min(0.999);
-    let waiting = busy / (1.0 - busy) * transfer * settings.arrival_variation / 2.0;
+    let control = settings.control_rate.0 as f64 / rate.0 as f64;
+    let busy = rate_hz * transfer / 1e3;
+    let free = (1.0 - busy - control).max(1e-3);
+    let waiting = (busy * transfer * settings.arrival_variation + control * burst) / (2.0 * free);
     let packets = (bytes / PACKET_BYTES).ceil().max(1.0);
     let hit = 1.0 - (1.0 - link.loss.clamp(0.0, 0.99)).powf(packets);
     let resend = RESEND_ROUND_TRIPS * link.rtt_ms;

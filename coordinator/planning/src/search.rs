@@ -128,6 +128,8 @@ pub trait Search: Send {
     fn require_golden(&mut self);
     /// Grants another campaign's trials without forgetting what was tried.
     fn renew_budget(&mut self);
+    /// Asks for these once more, on other samples.
+    fn repeat(&mut self, points: Vec<Point>);
     /// Distinct configurations told as measured or failed since the search began or was reopened.
     fn tried(&self) -> u32;
 }

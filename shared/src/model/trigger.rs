@@ -31,6 +31,16 @@ pub enum SloKind {
     Cost,
 }
 
+/// What of a link was measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkQuantity {
+    /// Delivered rate, in Mbit/s.
+    #[default]
+    Rate,
+    /// Round-trip time, in ms.
+    RoundTrip,
+}
+
 /// What calls for a new plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Trigger {
@@ -42,16 +52,19 @@ pub enum Trigger {
     NodeJoined(NodeId),
     /// A node is gone, drains or was cordoned.
     NodeLost(NodeId),
-    /// A link got worse; the measurement is its rate in Mbit/s or its RTT in ms.
+    /// A link got worse.
     LinkDegraded {
         /// Sender.
         from: NodeId,
         /// Receiver.
         to: NodeId,
-        /// What was seen.
+        /// By what; records of the first version do not name it.
+        #[serde(default)]
+        quantity: LinkQuantity,
+        /// What was seen, in the quantity's unit.
         measurement: Measurement,
     },
-    /// A link is better again.
+    /// A link is better again; its rate in Mbit/s.
     LinkRecovered {
         /// Sender.
         from: NodeId,
@@ -150,19 +163,27 @@ impl fmt::Display for Trigger {
             Self::LinkDegraded {
                 from,
                 to,
+                quantity,
                 measurement: m,
-            } => write!(
-                f,
-                "link {from}->{to} degraded: {:.2} against {:.2}",
-                m.value, m.bound
-            ),
+            } => match quantity {
+                LinkQuantity::Rate => write!(
+                    f,
+                    "link {from}->{to} degraded: {:.2} of {:.2} Mbit/s",
+                    m.value, m.bound
+                ),
+                LinkQuantity::RoundTrip => write!(
+                    f,
+                    "link {from}->{to} degraded: round trip {:.0} ms, was {:.0} ms",
+                    m.value, m.bound
+                ),
+            },
             Self::LinkRecovered {
                 from,
                 to,
                 measurement: m,
             } => write!(
                 f,
-                "link {from}->{to} recovered: {:.2} against {:.2}",
+                "link {from}->{to} recovered: {:.2} Mbit/s, was {:.2}",
                 m.value, m.bound
             ),
             Self::LoadShifted(m) => {

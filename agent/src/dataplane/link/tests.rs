@@ -14,6 +14,8 @@ struct Emulated {
     next: u64,
     changes: Vec<(Moment, LinkChange)>,
     probing: Option<(Moment, Duration)>,
+    /// Bytes that the node's other links deliver per slice.
+    beside: u64,
 }
 
 impl Emulated {
@@ -32,6 +34,7 @@ impl Emulated {
             next: 0,
             changes: vec![],
             probing: None,
+            beside: 0,
         }
     }
 
@@ -75,11 +78,11 @@ impl Emulated {
             }
             if since_slice >= 100 {
                 since_slice = 0;
-                if let Some(bytes) = self.estimator.wants_probe(now) {
+                if let Some(bytes) = self.estimator.wants_probe(now, None) {
                     let when = self.transmit(bytes);
                     self.probing = Some((when, usual_time(bytes, self.rate)));
                 }
-                let change = self.estimator.slice(now, self.acknowledged());
+                let change = self.estimator.slice(now, self.acknowledged(), self.beside);
                 self.changes.extend(change.map(|c| (now, c)));
             }
         }
@@ -197,6 +200,53 @@ fn an_unused_link_that_becomes_bad_is_found_by_probes() {
         "{:?}",
         link.changes
     );
+}
+
+#[test]
+fn what_another_link_takes_of_a_shared_way_is_no_degradation() {
+    for (beside, expected) in [(20_000, false), (0, true)] {
+        let mut link = Emulated::new(4.0, 30);
+        link.run(5_000, 5, 12_000);
+        assert_eq!(link.changes, vec![]);
+        // Samples go to another node over the same uplink: a fifth of it is left.
+        link.rate /= 5.0;
+        link.beside = beside;
+        link.run(2_000, 5, 12_000);
+        let is_degraded = matches!(link.changes[..], [(_, LinkChange::Degraded(_)), ..]);
+        assert_eq!(is_degraded, expected, "{:?}", link.changes);
+    }
+}
+
+#[test]
+fn trains_are_short_while_another_link_is_narrow_and_the_slow_one_is_confirmed_briefly() {
+    let policy = LinkPolicy::default();
+    let now = Moment(1_000_000);
+    let mut link = LinkEstimator::new(policy, now);
+    link.pong(now, Duration::from_millis(30));
+    let mut at = now;
+    let mut probe = |link: &mut LinkEstimator, others, rate: f64| {
+        loop {
+            at = at + Duration::from_millis(100);
+            if let Some(bytes) = link.wants_probe(at, others) {
+                assert!(link.has_probe_out(at));
+                at = at + usual_time(bytes, rate);
+                link.probe_report(at, usual_time(bytes, rate));
+                return bytes;
+            }
+        }
+    };
+    for _ in 0..policy.probes_first {
+        assert_eq!(probe(&mut link, None, 20e6), policy.probe_first_bytes);
+    }
+    assert_eq!(probe(&mut link, None, 20e6), policy.probe_bytes);
+    assert!(probe(&mut link, Some(0.2e6), 20e6) < 4_000);
+    assert_eq!(
+        probe(&mut link, None, 0.2e6),
+        policy.probe_bytes,
+        "it was fine"
+    );
+    assert!(probe(&mut link, None, 0.2e6) < 4_000, "to confirm");
+    assert!(link.is_degraded());
 }
 
 #[test]

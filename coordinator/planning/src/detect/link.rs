@@ -9,7 +9,7 @@
 //! the agent holds it degraded they never call it recovered.
 
 use compass_shared::model::cluster::Link;
-use compass_shared::model::trigger::Measurement;
+use compass_shared::model::trigger::{LinkQuantity, Measurement};
 use compass_shared::time::Moment;
 use compass_shared::units::Bandwidth;
 
@@ -37,7 +37,7 @@ pub enum LinkVerdict {
     /// The picture has changed; nothing that calls for a plan by itself.
     News,
     /// It got worse.
-    Degraded(Measurement),
+    Degraded(LinkQuantity, Measurement),
     /// It is better again.
     Recovered(Measurement),
 }
@@ -215,7 +215,10 @@ impl LinkWatch {
         let planned = self.planned.rtt_ms;
         let bound = planned * settings.rtt_degraded_ratio;
         if rtt_ms > bound && rtt_ms > planned + RTT_JITTER_MS {
-            let verdict = LinkVerdict::Degraded(self.measurement(now, rtt_ms, planned));
+            let verdict = LinkVerdict::Degraded(
+                LinkQuantity::RoundTrip,
+                self.measurement(now, rtt_ms, planned),
+            );
             self.take_as_planned(now);
             self.degraded = true;
             return Some(verdict);
@@ -247,7 +250,7 @@ impl LinkWatch {
         let has_risen = value > planned * settings.link_recovered_ratio;
         let verdict = if is_low && self.low_reports >= needed {
             self.degraded = true;
-            LinkVerdict::Degraded(measurement)
+            LinkVerdict::Degraded(LinkQuantity::Rate, measurement)
         } else if self.degraded && !self.agent_says_degraded && has_risen {
             self.degraded = false;
             LinkVerdict::Recovered(measurement)

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use compass_shared::model::outcome::{AppReport, OutcomeCounts};
 use compass_shared::model::query::{LatencySlo, Slo};
-use compass_shared::model::trigger::{Measurement, SloKind};
+use compass_shared::model::trigger::{LinkQuantity, Measurement, SloKind};
 use compass_shared::time::Moment;
 use compass_shared::units::Bandwidth;
 
@@ -131,7 +131,7 @@ fn measured(value: f64, bound: f64) -> Measurement {
 fn is_verdict(verdict: &Option<LinkVerdict>) -> bool {
     matches!(
         verdict,
-        Some(LinkVerdict::Degraded(_) | LinkVerdict::Recovered(_))
+        Some(LinkVerdict::Degraded(..) | LinkVerdict::Recovered(_))
     )
 }
 
@@ -139,7 +139,7 @@ fn is_verdict(verdict: &Option<LinkVerdict>) -> bool {
 fn a_drop_is_raised_once_with_its_measurement_and_a_return_is_too() {
     let mut link = link_at(20.0);
     let verdict = link.event(at(1000), true, measured(1.0, 20.0), &settings());
-    let Some(LinkVerdict::Degraded(measurement)) = verdict else {
+    let Some(LinkVerdict::Degraded(LinkQuantity::Rate, measurement)) = verdict else {
         panic!("{verdict:?}");
     };
     assert!((measurement.value - 1.0).abs() < 1e-9 && (measurement.bound - 20.0).abs() < 1e-9);
@@ -191,7 +191,7 @@ fn a_slow_decline_is_noticed_when_it_has_become_as_large_as_a_drop() {
             let value = 20e6 - 0.3e6 * *i as f64;
             matches!(
                 link.rate(at(i * 1000), value, true, &settings()),
-                Some(LinkVerdict::Degraded(_))
+                Some(LinkVerdict::Degraded(..))
             )
         })
         .collect();
@@ -205,7 +205,7 @@ fn a_longer_round_trip_is_a_degraded_link_and_jitter_is_not() {
     assert_eq!(link.path(at(1000), Some(35.0), 0.0, &settings()), None);
     assert!(matches!(
         link.path(at(2000), Some(90.0), 0.0, &settings()),
-        Some(LinkVerdict::Degraded(_))
+        Some(LinkVerdict::Degraded(..))
     ));
     assert_eq!(
         link.path(at(3000), Some(f64::NAN), f64::NAN, &settings()),
@@ -371,6 +371,24 @@ fn frames_that_never_came_back_count_as_late() {
         .filter_map(|s| watch.report(at(s * 1000), &window(0.0, 0.0, 10), &settings()))
         .collect();
     assert_eq!(raised.len(), 1);
+}
+
+#[test]
+fn a_few_hard_seconds_break_no_accuracy_slo_and_a_lasting_shortfall_does() {
+    let mut watch = SloWatch::new(slo(), &settings());
+    let floor = slo().accuracy_min.unwrap();
+    let raised_at = |watch: &mut SloWatch, from: u64, accuracy: &dyn Fn(u64) -> f64| {
+        (from..from + 40).find(|s| {
+            let window = window(100.0, accuracy(*s) as f32, 0);
+            watch.report(at(s * 1000), &window, &settings()).is_some()
+        })
+    };
+    // What passes by is hard to see for four seconds in eight.
+    let varied = |s: u64| floor + if s % 8 < 4 { -0.1 } else { 0.2 };
+    assert_eq!(raised_at(&mut watch, 0, &varied), None);
+    let short = |s: u64| floor - 0.03 + if s % 2 == 0 { 0.06 } else { -0.06 };
+    let raised = raised_at(&mut watch, 40, &short);
+    assert!(raised.is_some_and(|s| s <= 52), "{raised:?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use compass_shared::units::Bandwidth;
 
 use super::{Explanation, RejectedPlan};
 use crate::candidate::{Candidate, Candidates, Reason, Rejected, prefixes};
-use crate::predict::{Context, Model, known};
+use crate::predict::{Context, Model, known, rate_needed};
 use crate::space::{Placement, Space};
 
 /// Largest factor by which a link is imagined faster when looking for what would make a plan feasible.
@@ -193,7 +193,7 @@ fn flips_if(context: &Context<'_>, space: &Space, rejected: &Rejected) -> Option
             ..
         } => Some(format!(
             "bandwidth {from}->{to} >= {}",
-            Bandwidth((needed_bps / context.settings.link_utilisation_max) as u64)
+            rate_needed(*needed_bps, context.settings)
         )),
         Reason::Slo {
             slo: SloKind::Latency,

@@ -92,6 +92,38 @@ fn a_slow_link_and_a_lost_packet_cost_time() {
 }
 
 #[test]
+fn control_traffic_is_nothing_on_a_wide_link_and_fills_a_narrow_one() {
+    let settings = PredictSettings::default();
+    let mean = |mbit_s: f64| {
+        let link = Link {
+            bandwidth: Bandwidth::from_mbit_s(mbit_s),
+            lower_bound: false,
+            rtt_ms: 30.0,
+            loss: 0.0,
+        };
+        let alone = PredictSettings {
+            control_rate: Bandwidth(0),
+            ..settings.clone()
+        };
+        let time = |settings| hop_time(&link, 700.0, 10.0, settings).0;
+        (time(&alone), time(&settings))
+    };
+    let (alone, shared) = mean(4.0);
+    assert!(shared - alone < 0.5, "{alone} {shared}");
+    let (alone, shared) = mean(0.2);
+    assert!(shared > alone + 50.0, "{alone} {shared}");
+    let (_, full) = mean(0.05);
+    assert!(full > 1_000.0 && full.is_finite(), "{full}");
+    let link = Link {
+        bandwidth: rate_needed(60_000.0, &settings),
+        lower_bound: false,
+        rtt_ms: 1.0,
+        loss: 0.0,
+    };
+    assert!((usable_bps(&link, &settings) - 60_000.0).abs() < 2.0);
+}
+
+#[test]
 fn a_link_nobody_has_filled_is_taken_for_the_assumed_rate() {
     let settings = PredictSettings::default();
     let link = Link {

@@ -175,6 +175,8 @@ pub struct Explorer {
     refuted: Vec<(PipelineConfiguration, f64)>,
     /// The configuration that was last held against fresh samples, whatever came of it: not again in the same content.
     examined: Option<Point>,
+    /// Times in a row that a search ended with nothing but doubt and was given more samples.
+    doubtful_rounds: u32,
     totals: (u32, u32),
 }
 
@@ -213,6 +215,7 @@ impl Explorer {
             proposed: None,
             certified: None,
             examined: None,
+            doubtful_rounds: 0,
             refuted: Vec::new(),
             totals: (0, 0),
         };

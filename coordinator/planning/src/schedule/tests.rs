@@ -31,6 +31,7 @@ fn candidate(node_index: usize, need: u32, cost: f64) -> Candidate {
         links: BTreeMap::new(),
         nodes: [(node(node_index), cpu(need))].into(),
         caution: 0.5,
+        safety: 1.5,
         measured: true,
         content: Digest::of(format!("{node_index} {need} {cost}").as_bytes()),
     }

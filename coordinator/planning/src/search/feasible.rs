@@ -194,6 +194,13 @@ impl Search for Feasible {
         self.spent = self.told.len();
     }
 
+    fn repeat(&mut self, points: Vec<Point>) {
+        for point in &points {
+            self.asked.remove(point);
+        }
+        self.warm.extend(points);
+    }
+
     fn require_golden(&mut self) {
         self.golden = true;
     }

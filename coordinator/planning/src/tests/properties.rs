@@ -8,7 +8,7 @@ use compass_shared::ids::NodeId;
 use compass_shared::model::cluster::Cluster;
 use compass_shared::model::plan::NodeTarget;
 use compass_shared::model::query::Query;
-use compass_shared::model::trigger::{Measurement, Trigger};
+use compass_shared::model::trigger::{LinkQuantity, Measurement, Trigger};
 use compass_shared::time::Moment;
 use compass_shared::units::Bandwidth;
 use compass_shared::wire::v1::InstanceState;
@@ -185,6 +185,7 @@ impl World {
                 self.tell_cluster(vec![Trigger::LinkDegraded {
                     from: fixture::node_id("edge-1"),
                     to: fixture::node_id("cloud-1"),
+                    quantity: LinkQuantity::Rate,
                     measurement: Measurement {
                         value: f64::from(*percent),
                         bound: 100.0,

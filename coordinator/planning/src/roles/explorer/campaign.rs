@@ -10,7 +10,7 @@ use compass_shared::model::trigger::{SloKind, Trigger};
 use compass_shared::time::Moment;
 
 use super::{Effect, Explorer};
-use crate::candidate::Preference;
+use crate::candidate::{Front, Preference};
 use crate::predict::Context;
 use crate::profile::{Moments, Truth};
 use crate::roles::profiler::{TrialOutcome, TrialRequest};
@@ -23,6 +23,8 @@ const CAPTURE_PAUSE: Duration = Duration::from_secs(1);
 const CAPTURE_SLACK: Duration = Duration::from_secs(2);
 /// Rounds of fresh samples after which a plan that is neither confirmed nor refuted counts by its mean.
 const CERTIFY_ROUNDS_MAX: u32 = 3;
+/// Times that a search goes on with fresh samples because those it had could not tell.
+const DOUBTFUL_ROUNDS_MAX: u32 = 3;
 /// Configurations beside the one in force that a certifying campaign measures again.
 const CERTIFY_OTHERS: usize = 2;
 
@@ -143,8 +145,9 @@ impl Explorer {
         let trial = self.settings.trial.clone();
         campaign.set = self.next_set();
         let segments = match campaign.purpose {
-            Purpose::Search => trial.quick_segments,
-            Purpose::Certify { .. } => trial.segments,
+            // A first plan is wanted at once; once something runs, there is time to look at more.
+            Purpose::Search if self.in_force.is_none() => trial.quick_segments,
+            Purpose::Search | Purpose::Certify { .. } => trial.segments,
         };
         let until = now + trial.capture_deadline + CAPTURE_SLACK;
         campaign.stage = Stage::Capturing { until };
@@ -294,7 +297,7 @@ impl Explorer {
             return;
         };
         let mut points = vec![point.clone()];
-        for candidate in self.candidates().feasible {
+        for candidate in self.cheapest_candidates().feasible {
             let configuration = compass_shared::model::pipeline::PipelineConfiguration(
                 candidate
                     .operators
@@ -402,17 +405,22 @@ impl Explorer {
             .flat_map(|c| &c.segments)
             .map(Vec::len)
             .sum::<usize>();
+        // What is worth a trial does not depend on what is preferred until it has ended.
+        let front = Front {
+            profile: self.front.profile.clone(),
+            preference: Preference::Cheapest,
+        };
         let view = View {
             context: Context {
                 query: &self.query,
                 catalogue: &self.catalogue,
                 cluster: &cluster,
-                profile: &self.front.profile,
+                profile: &front.profile,
                 settings: &self.settings.predict,
                 rate_hz: self.query.rate_hz(),
             },
             space: &self.space,
-            front: &self.front,
+            front: &front,
             frames: u32::try_from(frames).unwrap_or(u32::MAX),
         };
         self.search.ask(&view, room)
@@ -507,9 +515,12 @@ impl Explorer {
         self.end_campaign(effects);
         let warm = self.warm_points();
         self.front.profile.forget_scores();
-        self.front.preference = Preference::Safest;
+        if self.judged.is_some() && self.query.slo.accuracy_min.is_some() {
+            self.front.preference = Preference::Safest;
+        }
         self.certified = None;
         self.examined = None;
+        self.doubtful_rounds = 0;
         self.proposed = None;
         self.search.reopen(warm);
         self.propose(trigger.clone(), effects);
@@ -542,6 +553,7 @@ impl Explorer {
             return;
         }
         self.search.renew_budget();
+        self.doubtful_rounds = 0;
         self.begin(now, trigger, Purpose::Search, effects);
     }
 
@@ -572,6 +584,9 @@ impl Explorer {
         let has_proposed = campaign.has_proposed;
         if campaign.purpose == Purpose::Search {
             let report = self.infeasible_report();
+            if report.is_some() && self.settle(now, &trigger, effects) {
+                return;
+            }
             // The last word either way: the scheduler keeps the front for the day it fits.
             self.propose(
                 if has_proposed {
@@ -594,14 +609,25 @@ impl Explorer {
         self.begin_certifying(now, effects);
     }
 
+    /// Where a search has found nothing feasible but there is something of which the samples cannot tell, it goes on with fresh ones.
+    fn settle(&mut self, now: Moment, trigger: &Trigger, effects: &mut Vec<Effect>) -> bool {
+        let doubtful = self.doubtful();
+        if doubtful.is_empty() || self.doubtful_rounds >= DOUBTFUL_ROUNDS_MAX {
+            return false;
+        }
+        self.doubtful_rounds += 1;
+        self.search.renew_budget();
+        self.search.repeat(doubtful);
+        self.begin(now, trigger.clone(), Purpose::Search, effects);
+        true
+    }
+
     /// Begins to certify what runs, if it has not passed yet.
     fn begin_certifying(&mut self, now: Moment, effects: &mut Vec<Effect>) {
-        let is_settled = self.front.preference == Preference::Cheapest;
         let Some(in_force) = &self.in_force else {
             return;
         };
         if self.judged.is_none()
-            || !is_settled
             || self.query.slo.accuracy_min.is_none()
             || self.examined.as_ref() == Some(&in_force.point)
         {
@@ -635,6 +661,7 @@ impl Explorer {
             Some((true, _)) => {
                 self.examined = Some(point.clone());
                 self.certified = Some(point);
+                self.front.preference = Preference::Cheapest;
                 self.propose(Trigger::SearchImproved, effects);
             }
             Some((false, measurement)) if is_in_force => {
@@ -660,7 +687,10 @@ impl Explorer {
                 return;
             }
             // Neither confirmed nor refuted after all rounds: it counts by what it is worth so far.
-            _ => self.examined = Some(point),
+            _ => {
+                self.examined = Some(point);
+                self.front.preference = Preference::Cheapest;
+            }
         }
         effects.push(Effect::Finished {
             stop: Stop::Converged,

@@ -4,12 +4,12 @@ use compass_shared::detect::percentile;
 use compass_shared::ids::Generation;
 use compass_shared::model::pipeline::PipelineConfiguration;
 use compass_shared::model::plan::OperatorPlan;
-use compass_shared::model::trigger::Trigger;
+use compass_shared::model::trigger::{SloKind, Trigger};
 use compass_shared::time::{Moment, ms};
 
 use super::{Effect, Explorer, Proposal};
 use crate::candidate::{
-    Candidate, Candidates, Front, Preference, answer_interval, assess, enumerate,
+    Candidate, Candidates, Front, Preference, Reason, answer_interval, assess, enumerate,
 };
 use crate::explain;
 use crate::predict::{Context, percentile_of};
@@ -19,6 +19,9 @@ use crate::space::Point;
 const BIAS_ANSWERS_MIN: usize = 20;
 /// A prediction is corrected by at most this part of the latency bound: what is beyond has another cause than the model.
 const BIAS_PART_MAX: f64 = 0.3;
+
+/// While something safe runs in new content, this many configurations are measured before one of them is preferred to it.
+const SAFER_TRIALS_MIN: u32 = 3;
 
 /// The plan in force.
 #[derive(Debug, Clone)]
@@ -63,6 +66,14 @@ impl Explorer {
         self.candidates_of(&self.front)
     }
 
+    /// The same as if the cheapest were preferred already.
+    pub(super) fn cheapest_candidates(&self) -> Candidates {
+        self.candidates_of(&Front {
+            profile: self.front.profile.clone(),
+            preference: Preference::Cheapest,
+        })
+    }
+
     fn candidates_of(&self, front: &Front) -> Candidates {
         let Some(cluster) = &self.cluster else {
             return Candidates::default();
@@ -101,22 +112,15 @@ impl Explorer {
         let Some(campaign) = &self.campaign else {
             return;
         };
-        let trigger = if campaign.has_proposed {
+        let is_new = self.front.preference == Preference::Safest;
+        if is_new && campaign.trials < SAFER_TRIALS_MIN {
+            return;
+        }
+        let trigger = if campaign.has_proposed && !is_new {
             Trigger::SearchImproved
         } else {
             campaign.trigger.clone()
         };
-        if self.front.preference == Preference::Safest {
-            // Enough is known again as soon as one measured configuration is feasible.
-            let measured = Front {
-                preference: Preference::Cheapest,
-                profile: self.front.profile.clone(),
-            };
-            if self.candidates_of(&measured).feasible.is_empty() {
-                return;
-            }
-            self.front.preference = Preference::Cheapest;
-        }
         let best = self.candidates().feasible.into_iter().next();
         if best.is_none() && self.proposed.is_none() {
             return;
@@ -156,6 +160,33 @@ impl Explorer {
             cache_hits,
             certified,
         })));
+    }
+
+    /// Configurations that fall short of nothing but the accuracy floor, and that only because their samples cannot tell.
+    pub(super) fn doubtful(&self) -> Vec<Point> {
+        let Candidates {
+            rejected, nearest, ..
+        } = self.candidates();
+        let mut points = Vec::new();
+        for rejected in nearest.into_iter().chain(rejected) {
+            let Reason::Slo {
+                slo: SloKind::Accuracy,
+                value,
+                bound,
+            } = rejected.reason
+            else {
+                continue;
+            };
+            let point = self.space.point_of(&rejected.configuration);
+            let point = point.map(|p| self.space.normalised(&p));
+            if value.high >= bound
+                && value.samples > 0
+                && let Some(point) = point.filter(|p| !points.contains(p))
+            {
+                points.push(point);
+            }
+        }
+        points
     }
 
     /// What to tell the app when a search has ended with nothing feasible.

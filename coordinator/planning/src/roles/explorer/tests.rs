@@ -16,8 +16,12 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::of(fixture::query())
+    }
+
+    fn of(query: Query) -> Self {
         let explorer = Explorer::new(
-            Arc::new(fixture::query()),
+            Arc::new(query),
             fixture::catalogue(),
             Settings::default(),
             Seed(1),
@@ -136,6 +140,9 @@ fn stages(request: &TrialRequest, output: &[u8]) -> Vec<StageResult> {
 
 const BOX: &[u8] = br#"[{"class":1,"score":0.9,"x":0.1,"y":0.1,"w":0.2,"h":0.2}]"#;
 
+/// Elsewhere.
+const OTHER_BOX: &[u8] = br#"[{"class":1,"score":0.9,"x":0.6,"y":0.6,"w":0.2,"h":0.2}]"#;
+
 fn proposals(effects: &[Effect]) -> Vec<&Proposal> {
     effects
         .iter()
@@ -232,6 +239,52 @@ fn without_labels_the_golden_configuration_stands_in_for_the_truth() {
 }
 
 #[test]
+fn where_samples_cannot_tell_more_are_drawn_a_few_times() {
+    for answer_comes in [true, false] {
+        let mut query = fixture::query();
+        // One configuration only: there is nothing else to try.
+        for operator in &mut query.pipeline.operators {
+            for knob in &mut operator.knobs {
+                // The last rate answers every frame.
+                knob.values.reverse();
+                knob.values.truncate(1);
+            }
+        }
+        let mut world = World::of(query);
+        world.handle(Input::Start);
+        let mut sets = vec![world.set()];
+        for round in 0..10 {
+            let asked = world.capture();
+            // In one frame of four there is something to find and it is not found.
+            let set = world.set();
+            let label = |frame: u64| match frame % 4 {
+                0 if round == 0 || !answer_comes => OTHER_BOX.to_vec(),
+                _ => BOX.to_vec(),
+            };
+            let labels = (world.frames - 8..world.frames)
+                .map(|frame| (FrameId(frame), label(frame)))
+                .collect();
+            world.handle(Input::Labels { set, labels });
+            world.end_trials(&asked, BOX);
+            if world.set() == *sets.last().unwrap() {
+                break;
+            }
+            sets.push(world.set());
+        }
+        let infeasible = |e: &Effect| matches!(e, Effect::Infeasible { .. });
+        let told = world.effects.iter().filter(|e| infeasible(e)).count();
+        if answer_comes {
+            assert!((2..=4).contains(&sets.len()), "{}", sets.len());
+            assert_eq!(told, 0);
+            assert!(!world.explorer.candidates().feasible.is_empty());
+        } else {
+            assert!((2..=4).contains(&sets.len()), "bounded: {}", sets.len());
+            assert_eq!(told, 1, "said once, at the end");
+        }
+    }
+}
+
+#[test]
 fn outputs_that_cannot_be_judged_and_trials_that_die_rule_a_configuration_out() {
     let mut world = World::new();
     world.handle(Input::Start);
@@ -312,7 +365,11 @@ fn a_drift_voids_what_was_known_and_something_cautious_is_proposed_at_once() {
     let effects = world.end_trials(&asked, BOX);
     let proposed = proposals(&effects);
     assert_eq!(proposed[0].trigger, drift);
-    assert_eq!(proposed[0].front.preference, Preference::Cheapest);
+    assert_eq!(
+        proposed[0].front.preference,
+        Preference::Safest,
+        "few samples: the most accurate, not the cheapest of those that look good"
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use compass_shared::detect::Edge;
 use compass_shared::ids::{InstanceId, NodeId, QueryId};
 use compass_shared::model::cluster::{NodeDescription, Scheduling};
 use compass_shared::model::outcome::AppReport;
-use compass_shared::model::trigger::{Measurement, Trigger};
+use compass_shared::model::trigger::{LinkQuantity, Measurement, Trigger};
 use compass_shared::time::Moment;
 use compass_shared::wire::v1::{
     AgentEvent, AgentReport, ContentReport, InstanceReport, LinkReport,
@@ -348,12 +348,16 @@ impl Monitor {
         news.changed = true;
         match verdict {
             LinkVerdict::News => {}
-            LinkVerdict::Degraded(measurement) => {
+            LinkVerdict::Degraded(quantity, measurement) => {
                 news.triggers.push(Trigger::LinkDegraded {
                     from: from.clone(),
                     to: to.clone(),
+                    quantity,
                     measurement,
                 });
+                if quantity == LinkQuantity::RoundTrip {
+                    return;
+                }
                 let part = measurement.value / measurement.bound.max(f64::MIN_POSITIVE);
                 let bandwidth = self.links.get(&(from.clone(), to.clone()));
                 let bandwidth = bandwidth.and_then(|w| w.link()).map(|l| l.bandwidth);

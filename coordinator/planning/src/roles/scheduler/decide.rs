@@ -35,10 +35,12 @@ enum Standing {
     Fine {
         cost_usd_per_h: f64,
         links: BTreeMap<(NodeId, NodeId), f64>,
-        caution: f64,
+        safety: f64,
     },
     /// It does not, or cannot run; why.
     Broken(String),
+    /// The content has changed and something safer can run.
+    Outdone,
 }
 
 impl Scheduler {
@@ -424,7 +426,7 @@ impl Scheduler {
         };
         let was_broken = match standing {
             Standing::Broken(why) => Some(why.clone()),
-            Standing::None | Standing::Fine { .. } => None,
+            Standing::None | Standing::Fine { .. } | Standing::Outdone => None,
         };
         let Some(state) = self.queries.get_mut(id) else {
             return;
@@ -615,7 +617,7 @@ impl Scheduler {
         let unknown = Standing::Fine {
             cost_usd_per_h: plan.expected.cost_usd_per_h,
             links: BTreeMap::new(),
-            caution: 0.0,
+            safety: 0.0,
         };
         let Some(front) = &state.front else {
             return unknown;
@@ -634,7 +636,7 @@ impl Scheduler {
                 None => Standing::Fine {
                     cost_usd_per_h: assessed.expected.cost_usd_per_h,
                     links: assessed.links,
-                    caution: assessed.caution,
+                    safety: assessed.safety,
                 },
                 Some(reason) => Standing::Broken(in_short(&reason)),
             },
@@ -642,20 +644,21 @@ impl Scheduler {
     }
 }
 
-/// How much nearer to golden a candidate must be to replace a plan whose accuracy has become unknown.
-const CAUTION_GAIN_MIN: f64 = 0.05;
+/// How much safer a candidate must be to replace a plan while the content is new: a knob's step nearer to golden, or this much more
+/// accurate.
+const SAFETY_GAIN_MIN: f64 = 0.05;
 
-/// While accuracy is unknown, a plan is trusted only if nothing markedly more cautious could run.
+/// While the content is new, a plan is trusted only if nothing markedly safer could run.
 fn distrusted(standing: Standing, front: &Front, candidates: &Candidates) -> Standing {
-    let Standing::Fine { caution, .. } = &standing else {
+    let Standing::Fine { safety, .. } = &standing else {
         return standing;
     };
     let is_outdone = candidates
         .feasible
         .first()
-        .is_some_and(|best| best.caution > caution + CAUTION_GAIN_MIN);
+        .is_some_and(|best| best.safety > safety + SAFETY_GAIN_MIN);
     if front.preference == Preference::Safest && is_outdone {
-        return Standing::Broken("its accuracy has become unknown".to_owned());
+        return Standing::Outdone;
     }
     standing
 }

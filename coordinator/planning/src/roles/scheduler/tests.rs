@@ -5,7 +5,7 @@ use crate::tests::fixture;
 use compass_shared::ids::InstanceId;
 use compass_shared::model::cluster::Scheduling;
 use compass_shared::model::plan::PlanStatus;
-use compass_shared::model::trigger::Measurement;
+use compass_shared::model::trigger::{LinkQuantity, Measurement};
 use compass_shared::units::Bandwidth;
 use compass_shared::wire::v1::InstanceState;
 use std::collections::BTreeSet;
@@ -217,6 +217,7 @@ impl World {
             Trigger::LinkDegraded {
                 from,
                 to,
+                quantity: LinkQuantity::Rate,
                 measurement,
             }
         } else {
