@@ -13,6 +13,7 @@ pub mod core;
 mod hub;
 pub mod link;
 mod neighbours;
+mod pace;
 mod peer_requests;
 
 use std::collections::BTreeMap;

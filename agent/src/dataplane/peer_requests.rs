@@ -17,6 +17,7 @@ use crate::workers::Payload;
 
 use super::Board;
 use super::hub::Command;
+use super::pace::Pace;
 
 /// Largest request or response accepted, encoded: frame numbers and sizes of some thousand samples.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -35,6 +36,12 @@ const STAGE_BYTES_MAX: u64 = 256 << 20;
 
 /// Largest state of an operator that is moved.
 const STATE_BYTES_MAX: u32 = 64 << 20;
+
+/// A transfer that stands back for others still sends a part this often: a trial must end some day.
+const STAND_BACK_MAX: Duration = Duration::from_secs(1);
+
+/// Time between two looks at a link that is full.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Requests of one peer that are served at once.
 const SERVED_AT_ONCE: usize = 8;
@@ -155,8 +162,9 @@ pub(super) async fn serve(
             served.join_next().await;
         }
         let (trials, commands) = (Arc::clone(&trials), commands.clone());
+        let session = Arc::clone(&session);
         served.spawn(async move {
-            if let Err(error) = answer(send, receive, &trials, &commands).await {
+            if let Err(error) = answer(&*session, send, receive, &trials, &commands).await {
                 tracing::debug!(%error, "a peer's request was not served");
             }
         });
@@ -165,6 +173,7 @@ pub(super) async fn serve(
 }
 
 async fn answer(
+    session: &dyn Session,
     mut send: SendStream,
     mut receive: RecvStream,
     trials: &Trials,
@@ -173,6 +182,7 @@ async fn answer(
     let request: PeerRequest = receive
         .read_frame(MESSAGE_BYTES_MAX, Deadline::after_s(ANSWER_S))
         .await?;
+    let mut pace = None;
     let (response, payloads) = match request {
         PeerRequest::FetchStage {
             query,
@@ -181,6 +191,7 @@ async fn answer(
             frames,
         } => {
             send.set_priority(Priority::Bulk);
+            pace = Some(Pace::new(&session.stats()));
             stage(trials.serve(&query, set, prefix, &frames))
         }
         PeerRequest::TakeState {
@@ -196,6 +207,16 @@ async fn answer(
         .await?;
     let deadline = Deadline::after_s(STAGE_S);
     for payload in payloads {
+        if let Some(pace) = &mut pace {
+            let room = async {
+                while !pace.may_send(&session.stats()) {
+                    tokio::time::sleep(LOOK).await;
+                }
+            };
+            // In vain: a part goes all the same.
+            let _ = tokio::time::timeout(STAND_BACK_MAX, room).await;
+            pace.sent(payload.len() as u64);
+        }
         send.write_bytes(payload, deadline).await?;
     }
     send.finish()

@@ -204,12 +204,12 @@ fn an_unused_link_that_becomes_bad_is_found_by_probes() {
 
 #[test]
 fn what_another_link_takes_of_a_shared_way_is_no_degradation() {
-    for (beside, expected) in [(20_000, false), (0, true)] {
+    for (beside, expected) in [(45_000, false), (0, true)] {
         let mut link = Emulated::new(4.0, 30);
         link.run(5_000, 5, 12_000);
         assert_eq!(link.changes, vec![]);
-        // Samples go to another node over the same uplink: a fifth of it is left.
-        link.rate /= 5.0;
+        // Samples go to another node over the same uplink: a twentieth of it is left.
+        link.rate /= 20.0;
         link.beside = beside;
         link.run(2_000, 5, 12_000);
         let is_degraded = matches!(link.changes[..], [(_, LinkChange::Degraded(_)), ..]);
