@@ -561,7 +561,8 @@ impl LinkEstimator {
         } else if fast_seen {
             self.evidence = Evidence::default();
         }
-        if self.evidence.busy >= self.policy.slow_evidence {
+        // Nothing at all is silence, not a slow link: whether the neighbour lives is for [`Liveness`] to tell.
+        if self.evidence.busy >= self.policy.slow_evidence && self.evidence.bytes > 0 {
             let rate = self.evidence.bytes as f64 * 8.0 / self.evidence.busy.as_secs_f64();
             return Some(self.degrade(now, rate));
         }

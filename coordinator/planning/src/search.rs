@@ -13,6 +13,7 @@ use crate::space::{Point, Space};
 
 mod feasible;
 mod outlook;
+pub(crate) mod scenarios;
 pub use feasible::Feasible;
 
 #[cfg(test)]

@@ -218,6 +218,16 @@ fn what_another_link_takes_of_a_shared_way_is_no_degradation() {
 }
 
 #[test]
+fn silence_is_no_slow_link() {
+    let mut link = Emulated::new(4.0, 30);
+    link.run(5_000, 5, 12_000);
+    // Nothing gets through any more.
+    link.rate = 1e-3;
+    link.run(3_000, 5, 12_000);
+    assert_eq!(link.changes, vec![]);
+}
+
+#[test]
 fn trains_are_short_while_another_link_is_narrow_and_the_slow_one_is_confirmed_briefly() {
     let policy = LinkPolicy::default();
     let now = Moment(1_000_000);

@@ -23,7 +23,7 @@ use compass_shared::time::Moment;
 use serde::{Deserialize, Serialize};
 
 use crate::Settings;
-use crate::candidate::Front;
+use crate::candidate::{Front, Preference};
 use crate::profile::Truth;
 use crate::roles::profiler::{TrialOutcome, TrialRequest};
 use crate::search::{Feasible, Search, Stop, Told};
@@ -197,12 +197,21 @@ impl Explorer {
         let seed = seed.child("search").child(query.id.as_str());
         let search = Box::new(Feasible::new(settings.search.clone(), seed));
         let judged = judged_operator(&query, &catalogue);
+        let is_new = judged.is_some() && query.slo.accuracy_min.is_some();
+        let front = front.unwrap_or_else(|| Front {
+            preference: if is_new {
+                Preference::Safest
+            } else {
+                Preference::Cheapest
+            },
+            ..Front::default()
+        });
         let mut explorer = Self {
             query,
             catalogue,
             settings,
             space,
-            front: front.unwrap_or_default(),
+            front,
             cluster: None,
             search,
             judged,

@@ -14,10 +14,10 @@
 use compass_shared::ids::NodeId;
 use compass_shared::model::cluster::Cluster;
 use compass_shared::time::ms;
-use compass_shared::units::{Bandwidth, Millicores};
+use compass_shared::units::Millicores;
 use statrs::distribution::{ContinuousCDF, Normal};
 
-use super::{SearchSettings, View};
+use super::{SearchSettings, View, scenarios};
 use crate::candidate::{answer_interval, enumerate, prefixes};
 use crate::predict::{Context, Fleet, Known, Model, Prepared, cost_cap_usd_per_h};
 use crate::profile::{ClassTimes, Moments, OperatorRow, Truth};
@@ -96,10 +96,10 @@ impl<'a> Outlook<'a> {
         if incumbent.is_some() {
             for (cluster, weight) in [
                 (
-                    degraded(context, settings.degraded_part),
+                    scenarios::degraded(context, settings.degraded_part),
                     SCENARIO_WEIGHTS[1],
                 ),
-                (site_only(context), SCENARIO_WEIGHTS[2]),
+                (scenarios::site_only(context), SCENARIO_WEIGHTS[2]),
             ] {
                 let imagined = Context {
                     cluster: &cluster,
@@ -476,35 +476,4 @@ fn log_surrogate(
         }
     }
     Ridge::fit(&observations, LOG_PRIOR)
-}
-
-/// The fleet with every link out of the source's site at a part of its rate.
-fn degraded(context: &Context<'_>, part: f64) -> Cluster {
-    let mut cluster = context.cluster.clone();
-    let site = |id| context.cluster.nodes.get(id).map(|n| &n.description.site);
-    let home = site(&context.query.entry);
-    for ((from, to), link) in &mut cluster.links {
-        if (site(from) == home) != (site(to) == home) {
-            let rate = crate::predict::planned_rate(link, context.settings);
-            link.bandwidth = Bandwidth((rate.0 as f64 * part) as u64);
-            link.lower_bound = false;
-        }
-    }
-    cluster
-}
-
-/// The source's site without the rest of the fleet.
-fn site_only(context: &Context<'_>) -> Cluster {
-    let mut cluster = context.cluster.clone();
-    let home = context
-        .cluster
-        .nodes
-        .get(&context.query.entry)
-        .map(|n| n.description.site.clone());
-    for node in cluster.nodes.values_mut() {
-        if Some(&node.description.site) != home.as_ref() {
-            node.online = false;
-        }
-    }
-    cluster
 }

@@ -9,8 +9,10 @@ use compass_shared::model::trial::{CaptureSamples, SamplesCaptured, StageFailure
 use compass_shared::model::trigger::{SloKind, Trigger};
 use compass_shared::time::Moment;
 
+use super::learn::merged;
+use super::propose::configuration_of;
 use super::{Effect, Explorer};
-use crate::candidate::{Front, Preference};
+use crate::candidate::{Candidate, Front, Preference};
 use crate::predict::Context;
 use crate::profile::{Moments, Truth};
 use crate::roles::profiler::{TrialOutcome, TrialRequest};
@@ -25,7 +27,8 @@ const CAPTURE_SLACK: Duration = Duration::from_secs(2);
 const CERTIFY_ROUNDS_MAX: u32 = 3;
 /// Times that a search goes on with fresh samples because those it had could not tell.
 const DOUBTFUL_ROUNDS_MAX: u32 = 3;
-/// Configurations beside the one in force that a certifying campaign measures again.
+/// Cheap configurations beside the one in force that a certifying campaign measures again; and the best for when links out of the site
+/// degrade or fail.
 const CERTIFY_OTHERS: usize = 2;
 
 /// What a campaign is for.
@@ -65,6 +68,8 @@ pub(super) struct Campaign {
     pub(super) before: BTreeMap<Point, Vec<Moments>>,
     /// Scores from this campaign's samples alone.
     pub(super) fresh: BTreeMap<Point, Vec<Moments>>,
+    /// Scores of the configuration that is to be certified, from the rounds before.
+    earlier_rounds: Vec<Moments>,
     pending: BTreeMap<u64, Point>,
     /// Points a certifying campaign has still to run.
     queue: VecDeque<Point>,
@@ -117,6 +122,7 @@ impl Explorer {
             outputs: BTreeMap::new(),
             before: BTreeMap::new(),
             fresh: BTreeMap::new(),
+            earlier_rounds: Vec::new(),
             pending: BTreeMap::new(),
             queue: VecDeque::new(),
             trials: 0,
@@ -297,23 +303,23 @@ impl Explorer {
             return;
         };
         let mut points = vec![point.clone()];
-        for candidate in self.cheapest_candidates().feasible {
-            let configuration = compass_shared::model::pipeline::PipelineConfiguration(
-                candidate
-                    .operators
-                    .iter()
-                    .map(|o| (o.operator.clone(), o.configuration.clone()))
-                    .collect(),
-            );
-            if points.len() > CERTIFY_OTHERS {
+        let cheapest = self.cheapest_candidates().feasible;
+        let mut cheap = 0;
+        let mut add = |candidate: &Candidate| {
+            let other = self.space.point_of(&configuration_of(&candidate.operators));
+            let other = other.map(|point| self.space.normalised(&point));
+            let is_new = other.as_ref().is_some_and(|p| !points.contains(p));
+            points.extend(other.filter(|_| is_new));
+            is_new
+        };
+        for candidate in &cheapest {
+            cheap += usize::from(add(candidate));
+            if cheap == CERTIFY_OTHERS {
                 break;
             }
-            if let Some(other) = self.space.point_of(&configuration) {
-                let other = self.space.normalised(&other);
-                if !points.contains(&other) {
-                    points.push(other);
-                }
-            }
+        }
+        for candidate in self.fallbacks() {
+            add(&candidate);
         }
         if let Some(campaign) = &mut self.campaign {
             for point in points {
@@ -641,18 +647,22 @@ impl Explorer {
     }
 
     fn conclude_certifying(&mut self, now: Moment, effects: &mut Vec<Effect>) {
-        let Some(Campaign {
+        let Some(campaign) = &self.campaign else {
+            return;
+        };
+        let Campaign {
             purpose: Purpose::Certify { point, round },
             fresh,
             trials,
             cache_hits,
             ..
-        }) = &self.campaign
+        } = campaign
         else {
             return;
         };
         let (point, round) = (point.clone(), *round);
         let scores = fresh.get(&point).cloned().unwrap_or_default();
+        let scores = merged(&campaign.earlier_rounds, &scores);
         let verdict = self.verdict(&scores);
         let effort = (*trials, *cache_hits);
         self.end_campaign(effects);
@@ -684,6 +694,9 @@ impl Explorer {
                     round: round + 1,
                 };
                 self.begin(now, Trigger::SearchImproved, purpose, effects);
+                if let Some(campaign) = &mut self.campaign {
+                    campaign.earlier_rounds = scores;
+                }
                 return;
             }
             // Neither confirmed nor refuted after all rounds: it counts by what it is worth so far.

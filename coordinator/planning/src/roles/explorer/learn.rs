@@ -307,7 +307,7 @@ fn full_core_ms(sample: &SampleMeasure, node: &NodeDescription, achieved_cores: 
     }
 }
 
-fn merged(before: &[Moments], scores: &[Moments]) -> Vec<Moments> {
+pub(super) fn merged(before: &[Moments], scores: &[Moments]) -> Vec<Moments> {
     let len = before.len().max(scores.len());
     let at = |list: &[Moments], lag: usize| list.get(lag).copied().unwrap_or_default();
     (0..len)

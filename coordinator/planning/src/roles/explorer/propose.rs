@@ -2,6 +2,7 @@
 
 use compass_shared::detect::percentile;
 use compass_shared::ids::Generation;
+use compass_shared::model::cluster::Cluster;
 use compass_shared::model::pipeline::PipelineConfiguration;
 use compass_shared::model::plan::OperatorPlan;
 use compass_shared::model::trigger::{SloKind, Trigger};
@@ -13,6 +14,7 @@ use crate::candidate::{
 };
 use crate::explain;
 use crate::predict::{Context, percentile_of};
+use crate::search::scenarios;
 use crate::space::Point;
 
 /// Answers needed before a prediction is corrected by them.
@@ -74,19 +76,30 @@ impl Explorer {
         })
     }
 
+    /// What would be best on the fleet as it may become (links out of the source's site degraded, the site alone), of what was measured.
+    pub(super) fn fallbacks(&self) -> Vec<Candidate> {
+        let Some(cluster) = &self.cluster else {
+            return Vec::new();
+        };
+        let front = Front {
+            profile: self.front.profile.clone(),
+            preference: Preference::Cheapest,
+        };
+        let context = self.context(cluster, &front);
+        scenarios::imagined(&context, self.settings.search.degraded_part)
+            .iter()
+            .filter_map(|cluster| {
+                let found = enumerate(&self.context(cluster, &front), &self.space, &front);
+                found.feasible.into_iter().next()
+            })
+            .collect()
+    }
+
     fn candidates_of(&self, front: &Front) -> Candidates {
         let Some(cluster) = &self.cluster else {
             return Candidates::default();
         };
-        let context = Context {
-            query: &self.query,
-            catalogue: &self.catalogue,
-            cluster,
-            profile: &front.profile,
-            settings: &self.settings.predict,
-            rate_hz: self.query.rate_hz(),
-        };
-        enumerate(&context, &self.space, front)
+        enumerate(&self.context(cluster, front), &self.space, front)
     }
 
     /// The configuration of the most cautious candidate, whatever its accuracy.
@@ -113,14 +126,15 @@ impl Explorer {
             return;
         };
         let is_new = self.front.preference == Preference::Safest;
-        if is_new && campaign.trials < SAFER_TRIALS_MIN {
+        let answers_change = !matches!(campaign.trigger, Trigger::QueryRegistered);
+        let trigger = if !campaign.has_proposed || (is_new && answers_change) {
+            campaign.trigger.clone()
+        } else {
+            Trigger::SearchImproved
+        };
+        if is_new && !self.is_wanting(campaign.trials) {
             return;
         }
-        let trigger = if campaign.has_proposed && !is_new {
-            Trigger::SearchImproved
-        } else {
-            campaign.trigger.clone()
-        };
         let best = self.candidates().feasible.into_iter().next();
         if best.is_none() && self.proposed.is_none() {
             return;
@@ -129,6 +143,40 @@ impl Explorer {
         self.propose(trigger, effects);
         if let Some(campaign) = &mut self.campaign {
             campaign.has_proposed = true;
+        }
+    }
+
+    /// Whether a plan is wanted before the campaign has ended, while the content is new: nothing runs yet, or what runs is not known to
+    /// be accurate enough and a few others have been measured.
+    fn is_wanting(&self, trials: u32) -> bool {
+        let Some(in_force) = &self.in_force else {
+            return true;
+        };
+        trials >= SAFER_TRIALS_MIN && !self.is_sure_of(in_force)
+    }
+
+    /// Whether samples show a plan's configuration above the accuracy floor.
+    fn is_sure_of(&self, in_force: &InForce) -> bool {
+        let (Some(floor), Some(cluster)) = (self.query.slo.accuracy_min, &self.cluster) else {
+            return true;
+        };
+        let context = self.context(cluster, &self.front);
+        let normalised = self.space.configuration(&in_force.point);
+        let row = self.front.profile.configuration(&normalised);
+        let interval = answer_interval(&context, &in_force.configuration);
+        row.and_then(|row| self.front.profile.accuracy(row, interval))
+            .is_some_and(|accuracy| accuracy.samples > 0 && accuracy.value >= floor)
+    }
+
+    /// What predictions with a front are made from.
+    fn context<'a>(&'a self, cluster: &'a Cluster, front: &'a Front) -> Context<'a> {
+        Context {
+            query: &self.query,
+            catalogue: &self.catalogue,
+            cluster,
+            profile: &front.profile,
+            settings: &self.settings.predict,
+            rate_hz: self.query.rate_hz(),
         }
     }
 
@@ -196,14 +244,7 @@ impl Explorer {
         if !candidates.feasible.is_empty() {
             return None;
         }
-        let context = Context {
-            query: &self.query,
-            catalogue: &self.catalogue,
-            cluster,
-            profile: &self.front.profile,
-            settings: &self.settings.predict,
-            rate_hz: self.query.rate_hz(),
-        };
+        let context = self.context(cluster, &self.front);
         Some(explain::infeasible(&context, &self.space, &candidates))
     }
 
@@ -212,14 +253,7 @@ impl Explorer {
         let Some(cluster) = self.cluster.clone() else {
             return;
         };
-        let context = Context {
-            query: &self.query,
-            catalogue: &self.catalogue,
-            cluster: &cluster,
-            profile: &self.front.profile,
-            settings: &self.settings.predict,
-            rate_hz: self.query.rate_hz(),
-        };
+        let context = self.context(&cluster, &self.front);
         let mut bias: f64 = 0.0;
         for (configuration, live) in &self.refuted {
             let Some(point) = self.space.point_of(configuration) else {
@@ -248,14 +282,7 @@ impl Explorer {
         if in_force.latencies_ms.len() < BIAS_ANSWERS_MIN {
             return false;
         }
-        let context = Context {
-            query: &self.query,
-            catalogue: &self.catalogue,
-            cluster,
-            profile: &self.front.profile,
-            settings: &self.settings.predict,
-            rate_hz: self.query.rate_hz(),
-        };
+        let context = self.context(cluster, &self.front);
         let seen = percentile(&in_force.latencies_ms, percentile_of(&self.query));
         let assessed = assess(&context, &self.space, &in_force.operators);
         let (Some(seen), Some(assessed)) = (seen, assessed) else {
@@ -269,7 +296,7 @@ impl Explorer {
     }
 }
 
-fn configuration_of(operators: &[OperatorPlan]) -> PipelineConfiguration {
+pub(super) fn configuration_of(operators: &[OperatorPlan]) -> PipelineConfiguration {
     PipelineConfiguration(
         operators
             .iter()

@@ -16,17 +16,17 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self::of(fixture::query())
+        Self::of(fixture::query(), None)
     }
 
-    fn of(query: Query) -> Self {
+    fn of(query: Query, front: Option<Front>) -> Self {
         let explorer = Explorer::new(
             Arc::new(query),
             fixture::catalogue(),
             Settings::default(),
             Seed(1),
             1,
-            None,
+            front,
         )
         .unwrap();
         let mut world = Self {
@@ -250,7 +250,7 @@ fn where_samples_cannot_tell_more_are_drawn_a_few_times() {
                 knob.values.truncate(1);
             }
         }
-        let mut world = World::of(query);
+        let mut world = World::of(query, Some(Front::default()));
         world.handle(Input::Start);
         let mut sets = vec![world.set()];
         for round in 0..10 {
