@@ -453,6 +453,7 @@ impl Hub {
         let now = self.now();
         let change = self.board.shown().content.observe(now, query, payload);
         if let Some(event) = change {
+            self.config.samples.content_changed(query);
             self.report(event);
         }
     }

@@ -28,6 +28,9 @@ const RATE_MIN: f64 = 1000.0;
 /// Smallest probe train: two packets, or there is nothing to time.
 const PROBE_BYTES_MIN: u64 = 2400;
 
+/// A link that has delivered nothing for more slices than this is silent.
+const SILENT_SLICES: u32 = 2;
+
 /// Longest rest between probe trains on a degraded link, however narrow it is: recovery must be found within a minute.
 const PROBE_REST_MAX: Duration = Duration::from_secs(20);
 
@@ -146,6 +149,7 @@ pub struct LinkEstimator {
     /// A probe train ended within this slice.
     skip_slice: bool,
     last_traffic: Moment,
+    last_delivered: Moment,
 }
 
 /// Busy time with what was delivered in it.
@@ -198,6 +202,7 @@ impl LinkEstimator {
             window: VecDeque::new(),
             skip_slice: false,
             last_traffic: now,
+            last_delivered: now,
         }
     }
 
@@ -561,8 +566,12 @@ impl LinkEstimator {
         } else if fast_seen {
             self.evidence = Evidence::default();
         }
-        // Nothing at all is silence, not a slow link: whether the neighbour lives is for [`Liveness`] to tell.
-        if self.evidence.busy >= self.policy.slow_evidence && self.evidence.bytes > 0 {
+        // Nothing as of late is silence, not a slow link: whether the neighbour lives is for [`Liveness`] to tell.
+        if delivered > 0 {
+            self.last_delivered = now;
+        }
+        let is_silent = now.since(self.last_delivered) > self.policy.slice * SILENT_SLICES;
+        if self.evidence.busy >= self.policy.slow_evidence && !is_silent {
             let rate = self.evidence.bytes as f64 * 8.0 / self.evidence.busy.as_secs_f64();
             return Some(self.degrade(now, rate));
         }

@@ -79,6 +79,14 @@ impl SampleStore {
         self.offered.notify_waiters();
     }
 
+    /// The content of a query has changed: what entered until now shows how it was.
+    pub fn content_changed(&self, query: &QueryId) {
+        let mut state = lock(&self.state);
+        let gone = state.recent.remove(query).unwrap_or_default();
+        let bytes = gone.values().map(|(_, payload)| payload.bytes.len() as u64);
+        state.recent_bytes -= bytes.sum::<u64>();
+    }
+
     /// Freezes runs of frames that entered just now or enter until the deadline.
     pub async fn capture(&self, request: CaptureSamples) -> SamplesCaptured {
         let since = Instant::now()

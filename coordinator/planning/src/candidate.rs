@@ -51,6 +51,8 @@ pub enum Preference {
     /// The cheapest that meets every SLO as measured.
     #[default]
     Cheapest,
+    /// The cheapest that may well meet every SLO: what is worth more samples.
+    Likely,
     /// The content has changed: of what meets latency and cost, what is most accurate as far as samples tell, else what is nearest to
     /// golden. Samples are few at first, and the cheapest of many that seem good enough is the one they flatter most.
     Safest,
@@ -509,6 +511,7 @@ fn accuracy_refusal(
     let (value, bound) = (accuracy?, context.query.slo.accuracy_min?);
     let is_accepted = match preference {
         Preference::Cheapest => reaches(value, bound),
+        Preference::Likely => value.value >= bound,
         Preference::Safest => value.high >= bound,
     };
     (!is_accepted).then_some(Reason::Slo {
@@ -582,7 +585,7 @@ fn cost_refusal(context: &Context<'_>, cost: f64) -> Option<Reason> {
 fn sort(survivors: &mut [Survivor], preference: Preference) {
     survivors.sort_by(|a, b| {
         let by_safety = match preference {
-            Preference::Cheapest => std::cmp::Ordering::Equal,
+            Preference::Cheapest | Preference::Likely => std::cmp::Ordering::Equal,
             Preference::Safest => b.safety.total_cmp(&a.safety),
         };
         by_safety
@@ -707,7 +710,7 @@ fn demands(model: &Model<'_>) -> BTreeMap<(NodeId, NodeId), f64> {
 fn order(feasible: &mut [Candidate], preference: Preference) {
     feasible.sort_by(|a, b| {
         let by_safety = match preference {
-            Preference::Cheapest => std::cmp::Ordering::Equal,
+            Preference::Cheapest | Preference::Likely => std::cmp::Ordering::Equal,
             Preference::Safest => b.safety.total_cmp(&a.safety),
         };
         by_safety

@@ -148,3 +148,17 @@ fn old_frames_are_not_kept_for_the_next_capture() {
     lock(&store.state).age(later, 1000);
     assert_eq!(lock(&store.state).recent_bytes, 10);
 }
+
+#[tokio::test]
+async fn frames_from_before_a_change_of_content_are_in_no_new_set() {
+    let store = SampleStore::new(1000);
+    for frame in 1..=3 {
+        store.offer(&query(), FrameId(frame), &payload(frame, 10));
+    }
+    store.content_changed(&query());
+    for frame in 4..=6 {
+        store.offer(&query(), FrameId(frame), &payload(frame, 10));
+    }
+    let captured = store.capture(request(1, 3, LONG)).await;
+    assert_eq!(ids(&captured.segments), [[4, 5, 6]]);
+}

@@ -390,10 +390,13 @@ impl Fleet {
 
     fn capture(&mut self, request: &CaptureSamples) {
         let wanted = u64::from(request.segments * request.frames_per_segment);
-        let newest = self.now.0 / (1_000_000 / RATE_HZ);
-        // Runs end with the newest frame; what is not there yet is waited for.
-        let last = newest.max(wanted);
-        let first = last - wanted + 1;
+        let period = 1_000_000 / RATE_HZ;
+        let newest = self.now.0 / period;
+        // Runs begin a second and a half ago, or when the content changed; what is not there yet is waited for.
+        let changed = self.light.last().unwrap().0.0.div_ceil(period);
+        let first = newest.saturating_sub(RATE_HZ * 3 / 2).max(changed).max(1);
+        let last = first + wanted - 1;
+        let until = Moment(last * period).since(self.now);
         let segments: Vec<Vec<FrameId>> = (first..=last)
             .map(FrameId)
             .collect::<Vec<_>>()
@@ -406,7 +409,7 @@ impl Fleet {
             bytes: wanted * fixture::FRAME_BYTES as u64,
         };
         self.after(
-            MESSAGE * 2,
+            until + MESSAGE * 2,
             Event::Explorer(explorer::Input::Captured(samples)),
         );
     }

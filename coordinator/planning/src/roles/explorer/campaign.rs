@@ -303,7 +303,7 @@ impl Explorer {
             return;
         };
         let mut points = vec![point.clone()];
-        let cheapest = self.cheapest_candidates().feasible;
+        let cheapest = self.candidates_under(Preference::Likely).feasible;
         let mut cheap = 0;
         let mut add = |candidate: &Candidate| {
             let other = self.space.point_of(&configuration_of(&candidate.operators));
@@ -414,7 +414,7 @@ impl Explorer {
         // What is worth a trial does not depend on what is preferred until it has ended.
         let front = Front {
             profile: self.front.profile.clone(),
-            preference: Preference::Cheapest,
+            preference: Preference::Likely,
         };
         let view = View {
             context: Context {
@@ -545,7 +545,14 @@ impl Explorer {
                 self.refuted
                     .push((in_force.configuration.clone(), measurement.value));
             }
-            self.drifted(now, trigger, effects);
+            let is_looking = self.front.preference == Preference::Safest
+                && (self.campaign.as_ref()).is_some_and(|c| c.purpose == Purpose::Search);
+            if is_looking {
+                // It is being looked into already.
+                self.consider(now, effects);
+            } else {
+                self.drifted(now, trigger, effects);
+            }
             return;
         }
         if matches!(trigger, Trigger::SloViolated { .. }) && self.take_bias() {
@@ -670,9 +677,17 @@ impl Explorer {
         match verdict {
             Some((true, _)) => {
                 self.examined = Some(point.clone());
-                self.certified = Some(point);
+                self.certified = Some(point.clone());
                 self.front.preference = Preference::Cheapest;
                 self.propose(Trigger::SearchImproved, effects);
+                if round < CERTIFY_ROUNDS_MAX && self.has_hopes() {
+                    let purpose = Purpose::Certify {
+                        point,
+                        round: round + 1,
+                    };
+                    self.begin(now, Trigger::SearchImproved, purpose, effects);
+                    return;
+                }
             }
             Some((false, measurement)) if is_in_force => {
                 // What was merged into the profile already says so; the scheduler draws the conclusion.

@@ -68,12 +68,27 @@ impl Explorer {
         self.candidates_of(&self.front)
     }
 
-    /// The same as if the cheapest were preferred already.
-    pub(super) fn cheapest_candidates(&self) -> Candidates {
+    /// The same under another preference.
+    pub(super) fn candidates_under(&self, preference: Preference) -> Candidates {
         self.candidates_of(&Front {
             profile: self.front.profile.clone(),
-            preference: Preference::Cheapest,
+            preference,
         })
+    }
+
+    /// Whether something might well be markedly cheaper than the cheapest that is believed, if it were sampled more.
+    pub(super) fn has_hopes(&self) -> bool {
+        let least = |preference| {
+            let found = self.candidates_under(preference).feasible;
+            found.first().map(|c| c.expected.cost_usd_per_h)
+        };
+        match (least(Preference::Likely), least(Preference::Cheapest)) {
+            (Some(likely), Some(believed)) => {
+                likely < believed * (1.0 - self.settings.schedule.switch_gain_min)
+            }
+            (Some(_), None) => true,
+            (None, _) => false,
+        }
     }
 
     /// What would be best on the fleet as it may become (links out of the source's site degraded, the site alone), of what was measured.
@@ -83,7 +98,7 @@ impl Explorer {
         };
         let front = Front {
             profile: self.front.profile.clone(),
-            preference: Preference::Cheapest,
+            preference: Preference::Likely,
         };
         let context = self.context(cluster, &front);
         scenarios::imagined(&context, self.settings.search.degraded_part)

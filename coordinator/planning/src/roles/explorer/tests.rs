@@ -402,14 +402,6 @@ fn what_the_app_refutes_is_believed_less_of_everything() {
             window_ms: 3000,
         },
     }));
-    let mut asked = world.capture();
-    world.label(BOX);
-    for _ in 0..20 {
-        asked = world.end_trials(&asked, BOX);
-        if world.explorer.front().profile.accuracy_bias < 0.0 {
-            break;
-        }
-    }
     let bias = world.explorer.front().profile.accuracy_bias;
     assert!(
         (bias + 0.4).abs() < 1e-6,
