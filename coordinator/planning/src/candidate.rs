@@ -32,9 +32,9 @@ pub const CANDIDATES_MAX: usize = 64;
 /// Combinations whose shares are trimmed, in order of the least they could cost.
 const TRIMMED_MAX: usize = 128;
 /// A plan must meet a bound with this probability, as far as samples tell; what is deployed is then certified by fresh samples.
-pub const CONFIDENCE: f64 = 0.8;
+pub const CONFIDENCE: f64 = 0.9;
 /// The standard normal quantile of [`CONFIDENCE`].
-const CONFIDENCE_QUANTILE: f64 = 0.8416;
+const CONFIDENCE_QUANTILE: f64 = 1.2816;
 
 /// What an explorer proposes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Generation, NodeId, OperatorId};
 
-/// Stands for the latency of a frame that was never answered, in ms: longer than any bound, and a number JSON knows.
+/// Stands for the latency of a frame that was never answered, in ms: longer than any bound, and a number JSON knows. A percentile between
+/// such a frame and an answered one is a part of it.
 pub const NEVER_MS: f64 = 1e9;
 
 /// What was measured against which bound over which window.
@@ -195,7 +196,7 @@ impl fmt::Display for Trigger {
             } => {
                 let (value, bound) = (m.value, m.bound);
                 match slo {
-                    SloKind::Latency if value >= NEVER_MS => {
+                    SloKind::Latency if value >= NEVER_MS / 1e3 => {
                         write!(
                             f,
                             "latency without end breaks its SLO {bound:.0} ms: frames are not answered"

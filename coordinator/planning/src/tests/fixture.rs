@@ -340,7 +340,7 @@ pub(crate) fn profile(configurations: &[PipelineConfiguration], light: f64) -> Q
         row.scores = (0..8)
             .map(|lag| {
                 let held = accuracy * (1.0 - 0.06 * f64::from(lag));
-                Moments::of((0..54).map(move |i| held + if i % 2 == 0 { 0.03 } else { -0.03 }))
+                Moments::of((0..120).map(move |i| held + if i % 2 == 0 { 0.03 } else { -0.03 }))
             })
             .collect();
     }

@@ -589,6 +589,14 @@ impl Scheduler {
             rate_hz: state.rate_hz,
         };
         let mut all = enumerate(&context, &state.space, front);
+        if all.feasible.is_empty() {
+            // Nothing is believed: what may be accurate enough is better than nothing, until samples tell.
+            let hopeful = Front {
+                profile: front.profile.clone(),
+                preference: Preference::Safest,
+            };
+            all.feasible = enumerate(&context, &state.space, &hopeful).feasible;
+        }
         all.feasible.retain(|c| {
             state
                 .avoid
