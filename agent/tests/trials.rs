@@ -359,6 +359,86 @@ async fn a_stage_that_goes_wrong_says_how_and_leaves_the_node_free() {
     .unwrap();
 }
 
+/// A source that gives a model piece by piece: part of it in each attempt, then it breaks off or stands still.
+struct Slow {
+    model: &'static [u8],
+    piece: usize,
+    hangs: bool,
+}
+
+#[async_trait]
+impl ArtifactSource for Slow {
+    async fn fetch(
+        &self,
+        _: Digest,
+        offset: u64,
+        sink: &mut (dyn ArtifactSink + Send),
+    ) -> Result<(), String> {
+        let rest = &self.model[offset as usize..];
+        let piece = &rest[..self.piece.min(rest.len())];
+        sink.write(piece).map_err(|e| e.to_string())?;
+        if piece.len() == rest.len() {
+            return Ok(());
+        }
+        if self.hangs {
+            std::future::pending::<()>().await;
+        }
+        Err("the session was lost".to_owned())
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_does_not_come_in_time_is_unavailable_and_goes_on_where_it_stopped() {
+    const MODEL: &[u8] = b"no model that anything can load";
+    let node = Node::new("n", None);
+    let segments = node.capture("bytes", 1, 3, 10).await;
+    let mut detector = target(
+        1,
+        Runtime::Onnx {
+            head: "center-detector".to_owned(),
+        },
+    );
+    detector.artifact = Some(ArtifactRef {
+        name: ArtifactName::new("model").unwrap(),
+        digest: Digest::of(MODEL),
+        bytes: MODEL.len() as u64,
+    });
+    let run = async |trial, hangs| {
+        let mut one = stage(
+            trial,
+            detector.clone(),
+            vec![input(frames_of(), "n")],
+            &segments,
+        );
+        if hangs {
+            one.deadline = Duration::from_millis(300);
+        }
+        let piece = MODEL.len() / 3 + 1;
+        let slow = Slow {
+            model: MODEL,
+            piece,
+            hangs,
+        };
+        node.trials.run(one, &Nobody, &slow).await
+    };
+    let broken = run(1, false).await;
+    assert!(
+        matches!(&broken, Err(StageFailure::Unavailable(why)) if why.contains("the session was lost")),
+        "{broken:?}"
+    );
+    let hung = run(2, true).await;
+    assert!(
+        matches!(&hung, Err(StageFailure::Unavailable(why)) if why.contains("model model was not fetched within 0.3 s")),
+        "{hung:?}"
+    );
+    // The last third is there now, and what it makes whole can be judged.
+    let whole = run(3, false).await;
+    assert!(
+        matches!(&whole, Err(StageFailure::Artifact(why)) if why.contains("model cannot be used")),
+        "{whole:?}"
+    );
+}
+
 #[tokio::test]
 async fn trials_take_only_what_live_work_leaves_and_can_be_cancelled() {
     let node = Node::new("n", None);

@@ -281,6 +281,7 @@ const fn failure_kind(failure: &StageFailure) -> &'static str {
         StageFailure::Busy => "busy",
         StageFailure::Artifact(_) => "artifact",
         StageFailure::Cancelled => "cancelled",
+        StageFailure::Unavailable(_) => "unavailable",
     }
 }
 

@@ -521,6 +521,83 @@ fn plan_over(query: &Query, catalogue: &Catalogue, near: &str, far: &str) -> Que
     }
 }
 
+/// Field report 91: names that YAML of one version or another takes for a truth value, a number, a time or nothing stay the text that
+/// was written: in lists, in a plan, and over a restart in what was saved. What cannot be a name is refused with its line.
+#[test]
+fn field_091_names_appear_unchanged_in_list_plan_and_saved_state() {
+    const NAMES: [&str; 6] = ["on", "1.10", "012", "true", "0x1f", "1e3"];
+    let folder = tempfile::tempdir().unwrap();
+    let system = common::system();
+    let sorted = || {
+        let mut names = NAMES.to_vec();
+        names.sort_unstable();
+        names
+    };
+    let check = async |rig: &Rig| {
+        let views = nodes(&rig.api).await;
+        let mut ids: Vec<&str> = views.iter().map(|view| view.id.as_str()).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, sorted());
+        assert!(views.iter().all(|view| view.site == "no"), "{views:?}");
+        for name in NAMES {
+            let view: NodeView = rig.api.get(&format!("/v1/nodes/{name}")).await.json();
+            assert_eq!(view.id.as_str(), name);
+        }
+        // Queries named like nodes, each entering at the node of its name; all in one plan with a node of another.
+        let listed: Vec<QueryView> = rig.api.get("/v1/queries").await.json();
+        assert_eq!(listed.len(), NAMES.len());
+        for view in listed {
+            assert_eq!(view.id.as_str(), view.entry.as_str());
+        }
+    };
+    let plan = system.block_on(async {
+        let rig = Rig::start(folder.path(), "").await;
+        let mut agents = Vec::new();
+        for name in NAMES {
+            let mut member = rig.joined(name).await;
+            member.site = "no";
+            agents.push(member.connect().await.unwrap());
+            // As a person would write it, without quotes.
+            let yaml = common::query_yaml(name, name);
+            let answer = rig.api.post("/v1/queries", "application/yaml", &yaml).await;
+            assert_eq!(answer.status, 201, "{name}: {answer:?}");
+        }
+        for name in ["12:30", "~"] {
+            let yaml = common::query_yaml("lobby", name);
+            let answer = rig.api.post("/v1/queries", "application/yaml", &yaml).await;
+            assert_eq!(answer.status, 422, "{answer:?}");
+            assert!(answer.error().contains("request:6:"), "{answer:?}");
+        }
+        check(&rig).await;
+        let plane = &rig.coordinator.plane;
+        let query = plane.parse_query(&common::query_yaml("on", "on")).unwrap();
+        let plan = plan_over(&query, &plane.configs.catalogue, "on", "1.10");
+        let assignment = Assignment {
+            commit: Commit { term: 1, number: 9 },
+            plans: [(query.id.clone(), plan.clone())].into(),
+        };
+        let record = AssignmentRecord::new(assignment);
+        let transaction = plane.office.begin().put(&record);
+        plane.office.commit(transaction).await.unwrap();
+        drop(agents);
+        rig.coordinator.shut_down().await;
+        plan
+    });
+    system.block_on(async {
+        let rig = Rig::start(folder.path(), "").await;
+        check(&rig).await;
+        let view: QueryView = rig.api.get("/v1/queries/on").await.json();
+        let saved = view.plan.unwrap().plan;
+        let places = |plan: &QueryPlan| -> Vec<String> {
+            let operators = plan.operators.iter();
+            operators.map(|part| part.node.to_string()).collect()
+        };
+        assert_eq!(places(&saved), places(&plan));
+        assert!(places(&saved).contains(&"1.10".to_owned()));
+        rig.coordinator.shut_down().await;
+    });
+}
+
 /// Field report 41: after a restart the coordinator decides once, when every node has said what it runs, and decides to change nothing.
 #[test]
 fn field_041_plans_in_force_are_adopted_when_all_their_nodes_are_back() {

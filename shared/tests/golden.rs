@@ -257,6 +257,7 @@ fn agent_messages(golden: &mut Golden) {
         ("busy", StageFailure::Busy),
         ("artifact", StageFailure::Artifact("corrupt".to_owned())),
         ("cancelled", StageFailure::Cancelled),
+        ("unavailable", StageFailure::Unavailable("cut".to_owned())),
     ];
     for (which, failure) in failures {
         golden.add(

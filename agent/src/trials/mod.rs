@@ -17,8 +17,9 @@ use compass_shared::model::cluster::Resources;
 use compass_shared::model::trial::{RunStage, SampleMeasure, StageDone, StageFailure, StageInput};
 use compass_shared::time::ms;
 use tokio::sync::oneshot;
+use tokio::time::error::Elapsed;
 
-use crate::artifacts::{ArtifactCache, ArtifactSource};
+use crate::artifacts::{ArtifactCache, ArtifactError, ArtifactSource};
 use crate::workers::{Instance, Output, Payload, ProcessError, WorkerError, Workers};
 
 mod cache;
@@ -31,6 +32,9 @@ pub use samples::SampleStore;
 
 /// Bytes of stage outputs kept; the least recently used go first. Outputs are mostly JPEG or smaller, so this is many stages.
 const CACHE_BYTES_MAX: u64 = 128 * 1024 * 1024;
+
+/// A stage that had this part of its time for its work and was not done is too slow; with less it may only have begun too late.
+const WORK_PART_MIN: f64 = 0.75;
 
 /// Per frame its output; `None` when an operator skipped it on purpose.
 pub type StageOutputs = Vec<(FrameId, Option<Payload>)>;
@@ -115,9 +119,7 @@ impl Trials {
         tokio::select! {
             biased;
             _ = cancelled => Err(StageFailure::Cancelled),
-            done = tokio::time::timeout(stage.deadline, self.run_admitted(&stage, peers, artifacts)) => {
-                done.unwrap_or(Err(StageFailure::Deadline))
-            }
+            done = self.run_admitted(&stage, peers, artifacts) => done,
         }
     }
 
@@ -155,36 +157,37 @@ impl Trials {
         peers: &dyn StageFetch,
         artifacts: &dyn ArtifactSource,
     ) -> Result<StageDone, StageFailure> {
-        let gathered = self.gather(stage, peers).await?;
+        // Only work that had its time and is not done has failed for good; what kept it from its time may be over the next time.
+        let time = Time::of(stage);
+        let late = |_| {
+            let why = format!("they did not come within {} s", time.whole.as_secs_f64());
+            StageFailure::InputsUnavailable(why)
+        };
+        let gathered = self.gather(stage, peers);
+        let gathered = time.within(gathered).await.map_err(late)??;
         let artifact = match &stage.instance.artifact {
             None => None,
-            Some(wanted) => Some(
-                self.artifacts
-                    .ensure(wanted.digest, wanted.bytes, artifacts)
-                    .await
-                    .map_err(|e| StageFailure::Artifact(e.to_string()))?,
-            ),
-        };
-        let begun = Instant::now();
-        let (worker, was_warm) = match self.pool.take(&stage.instance) {
-            Some(warm) => (warm, true),
-            None => {
-                let started =
-                    Pool::start(&self.workers, &stage.instance, artifact.as_deref()).await;
-                let has_artifact = artifact.is_some();
-                (started.map_err(|e| start_failure(e, has_artifact))?, false)
+            Some(wanted) => {
+                let ensured = self
+                    .artifacts
+                    .ensure(wanted.digest, wanted.bytes, artifacts);
+                let ensured = time.within(ensured).await.map_err(|_| {
+                    let (name, limit) = (&wanted.name, time.whole.as_secs_f64());
+                    let why = format!("model {name} was not fetched within {limit} s");
+                    StageFailure::Unavailable(why)
+                })?;
+                Some(ensured.map_err(|error| artifact_failure(&error))?)
             }
         };
-        let cold_start_ms = if was_warm { 0.0 } else { ms(begun.elapsed()) };
+        let prepared = self.prepared(stage, artifact.as_deref(), &gathered, &time);
+        let (worker, cold_start_ms, left) = prepared.await?;
         let run = StageRun {
             stage,
             worker: &worker,
             frames: &gathered.frames,
         };
-        if !was_warm {
-            run.warm_up().await?;
-        }
-        let (samples, outputs) = run.measure().await?;
+        let measured = time.within(run.measure()).await;
+        let (samples, outputs) = measured.map_err(|_| time.is_up(left))??;
         self.pool.give_back(worker);
         let (cpu_ms, wall_ms) = samples.iter().fold((0.0, 0.0), |(cpu, wall), sample| {
             (cpu + sample.cpu_ms, wall + sample.wall_ms)
@@ -202,6 +205,36 @@ impl Trials {
                 0.0
             },
         })
+    }
+
+    /// A worker that has its model and is warm, how long that took in ms, and what was left then of the stage's time.
+    async fn prepared(
+        &self,
+        stage: &RunStage,
+        artifact: Option<&std::path::Path>,
+        gathered: &Gathered,
+        time: &Time,
+    ) -> Result<(Arc<Instance>, f64, Duration), StageFailure> {
+        if let Some(warm) = self.pool.take(&stage.instance) {
+            return Ok((warm, 0.0, time.left()));
+        }
+        let begun = Instant::now();
+        let started = Pool::start(&self.workers, &stage.instance, artifact);
+        let started = time.within(started).await.map_err(|_| {
+            let limit = time.whole.as_secs_f64();
+            StageFailure::Unavailable(format!("its worker was not ready within {limit} s"))
+        })?;
+        let worker = started.map_err(|error| start_failure(error, artifact.is_some()))?;
+        let cold_start_ms = ms(begun.elapsed());
+        let left = time.left();
+        let run = StageRun {
+            stage,
+            worker: &worker,
+            frames: &gathered.frames,
+        };
+        let warm = time.within(run.warm_up()).await;
+        warm.map_err(|_| time.is_up(left))??;
+        Ok((worker, cold_start_ms, left))
     }
 
     /// Brings together the inputs of all frames, from here or from their holders.
@@ -339,10 +372,59 @@ impl Drop for Admitted<'_> {
     }
 }
 
+/// The time a stage has.
+#[derive(Debug, Clone, Copy)]
+struct Time {
+    whole: Duration,
+    until: tokio::time::Instant,
+}
+
+impl Time {
+    fn of(stage: &RunStage) -> Self {
+        Self {
+            whole: stage.deadline,
+            until: tokio::time::Instant::now() + stage.deadline,
+        }
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = T>) -> Result<T, Elapsed> {
+        tokio::time::timeout_at(self.until, work).await
+    }
+
+    fn left(&self) -> Duration {
+        self.until
+            .saturating_duration_since(tokio::time::Instant::now())
+    }
+
+    /// Why work was cut off for which so much of the time was left when inputs and model were there.
+    fn is_up(&self, left: Duration) -> StageFailure {
+        if left >= self.whole.mul_f64(WORK_PART_MIN) {
+            return StageFailure::Deadline;
+        }
+        StageFailure::Unavailable(format!(
+            "inputs and model came late: {:.1} of {} s were left for the work",
+            left.as_secs_f64(),
+            self.whole.as_secs_f64()
+        ))
+    }
+}
+
+/// Whether a model may be had later.
+fn artifact_failure(error: &ArtifactError) -> StageFailure {
+    match error {
+        ArtifactError::Fetch { .. } | ArtifactError::Disk(_) => {
+            StageFailure::Unavailable(error.to_string())
+        }
+        ArtifactError::Corrupt { .. } | ArtifactError::TooLarge { .. } => {
+            StageFailure::Artifact(error.to_string())
+        }
+    }
+}
+
 fn start_failure(error: WorkerError, has_artifact: bool) -> StageFailure {
     match error {
         WorkerError::Refused(reason) if has_artifact => StageFailure::Artifact(reason),
-        WorkerError::TooSlow(_) => StageFailure::Deadline,
+        WorkerError::TooSlow(_) => StageFailure::Unavailable(error.to_string()),
         other => StageFailure::Crashed(other.to_string()),
     }
 }

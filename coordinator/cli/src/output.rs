@@ -111,6 +111,24 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 mod tests {
     use super::*;
 
+    /// Field report 91: what is saved from here is read as the same text again, as key and as value.
+    #[test]
+    fn field_091_names_survive_being_written_as_yaml_and_read_again() {
+        let names = [
+            "no", "on", "1.10", "012", "true", "12:30", "~", "null", "0x1f", "1e3", "-1",
+        ];
+        let data: std::collections::BTreeMap<&str, Vec<&str>> =
+            names.iter().map(|name| (*name, vec![*name])).collect();
+        let text = to_yaml(&data).unwrap();
+        let read: std::collections::BTreeMap<String, Vec<serde_json::Value>> =
+            serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(read.len(), names.len(), "{text}");
+        for (key, values) in read {
+            assert!(names.contains(&key.as_str()), "{key}: {text}");
+            assert_eq!(values, [serde_json::Value::String(key)], "{text}");
+        }
+    }
+
     #[test]
     fn tables_are_plain() {
         let text = table(

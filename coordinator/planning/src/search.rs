@@ -89,6 +89,8 @@ pub struct Ask {
 /// Why a search has nothing more to try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stop {
+    /// Nothing that was tried gave a result.
+    Failing,
     /// Every configuration was tried.
     Exhausted,
     /// Nothing that is left is likely to be worth its trial.
@@ -111,8 +113,10 @@ pub enum Next {
 pub enum Told {
     /// It was measured; the profile has the numbers.
     Measured,
-    /// It failed or gave no number: not to be tried again.
+    /// It failed or gave no number: not to be tried again, unless told so.
     Failed,
+    /// What it failed by may be over: as if it had never been asked.
+    Again,
     /// It was called off and may be tried again.
     Cancelled,
 }

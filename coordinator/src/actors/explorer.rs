@@ -175,6 +175,7 @@ impl Perform<Effect> for ExplorerPerformer {
             Effect::Finished {
                 stop,
                 trials,
+                failed,
                 cache_hits,
             } => {
                 plane.events.record(Event::new(
@@ -182,7 +183,7 @@ impl Perform<Effect> for ExplorerPerformer {
                     format!("query {query}"),
                     "explorer",
                     format!(
-                        "search ended ({stop:?}) after {trials} trials, {cache_hits} cache hits"
+                        "search ended ({stop:?}) after {trials} trials, {failed} without a result, {cache_hits} cache hits"
                     ),
                 ));
             }

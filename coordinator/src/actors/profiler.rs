@@ -97,7 +97,7 @@ impl Perform<Effect> for ProfilerPerformer {
                 tracing::debug!(%trial, %node, operator = %stage.operator, query = %stage.query, "stage sent");
                 let message = CoordinatorToAgent::RunStage(stage);
                 if let Err(error) = plane.fleet.send(&node, message) {
-                    let failure = StageFailure::Crashed(format!("{node}: {error}"));
+                    let failure = StageFailure::Unavailable(format!("{node}: {error}"));
                     plane.trials.failed(trial, &failure, &plane.metrics);
                     plane.roles.profiler.tell(Input::StageFailed {
                         node,

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use super::Shared;
 use super::auth::Caller;
 use super::errors::unreadable;
+use super::upload::drain;
 use crate::artifacts::ArtifactError;
 use crate::control::{Refusal, RefusalKind};
 use crate::events::{Event, now_unix_ms};
@@ -124,6 +125,9 @@ async fn receive(
     let result = writer
         .await
         .map_err(|error| Refusal::new(RefusalKind::Internal, error.to_string()))?;
+    if result.is_err() {
+        drain(&mut body).await;
+    }
     result.map_err(refusal)
 }
 

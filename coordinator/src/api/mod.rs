@@ -15,6 +15,7 @@ mod nodes;
 mod queries;
 mod serve;
 mod tokens;
+mod upload;
 
 #[cfg(test)]
 mod tests;
@@ -60,13 +61,15 @@ pub fn router(plane: Arc<Plane>) -> Router {
         .route("/v1/tokens", get(tokens::list).post(tokens::create))
         .route("/v1/tokens/{id}", delete(tokens::revoke))
         .route("/v1/artifacts", get(artifacts::list))
+        .route("/v1/catalogue", get(catalogue))
+        .route("/v1/pipelines", get(pipelines))
+        .route("/v1/openapi.json", get(document::openapi))
+        .layer(middleware::from_fn(upload::read_whole))
+        // Too large to be read whole: goes to the disk as it comes.
         .route(
             "/v1/artifacts/{name}",
             put(artifacts::push).layer(DefaultBodyLimit::disable()),
         )
-        .route("/v1/catalogue", get(catalogue))
-        .route("/v1/pipelines", get(pipelines))
-        .route("/v1/openapi.json", get(document::openapi))
         .fallback(errors::no_such_path)
         .method_not_allowed_fallback(errors::no_such_method)
         .layer(middleware::from_fn_with_state(plane.clone(), auth::check));

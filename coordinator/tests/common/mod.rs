@@ -195,23 +195,6 @@ impl Api {
         created.token
     }
 
-    /// Posts a body that may be refused before it is read to its end: the server then hangs up on the rest, and a client that is
-    /// still writing may lose the answer with it. Asks again until it has one.
-    pub async fn post_until_answered(
-        &self,
-        path: &str,
-        content_type: &'static str,
-        body: &str,
-    ) -> Answer {
-        for _ in 0..50 {
-            let sent = self.try_send("POST", path, content_type, body.into());
-            if let Ok(answer) = sent.await {
-                return answer;
-            }
-        }
-        panic!("{path} gave no answer to a body of {} bytes", body.len());
-    }
-
     async fn send(
         &self,
         method: &'static str,
@@ -273,6 +256,7 @@ pub struct Member {
     pub applied: Option<Commit>,
     pub instances: Vec<InstanceStatus>,
     pub tier: Tier,
+    pub site: &'static str,
 }
 
 impl Member {
@@ -301,6 +285,7 @@ impl Member {
             applied: None,
             instances: vec![],
             tier: Tier::Edge,
+            site: "plant",
         }
     }
 
@@ -313,7 +298,7 @@ impl Member {
         Registration {
             description: NodeDescription {
                 tier: self.tier,
-                site: SiteId::new("plant").unwrap(),
+                site: SiteId::new(self.site).unwrap(),
                 device_class: "test".to_owned(),
                 emulated_speed: None,
                 capacity: Resources {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use compass_shared::ids::{FrameId, Generation, NodeId, QueryId, SampleSetId};
@@ -26,6 +26,12 @@ const EVENTS_MAX: usize = 1024;
 
 /// Frames that may wait for room before the oldest gives way: at ten frames a second under half a second.
 const WAITING_MAX: usize = 4;
+
+/// Numbers that an app may give to frames within each millisecond of its life without meeting those of a later one.
+const NUMBERS_PER_MS: u64 = 1 << 11;
+
+/// Numbers stay below this: operators in any language can hold them, and JSON.
+const NUMBERS_END: u64 = 1 << 53;
 
 /// How to reach the fleet and what to ask of it.
 #[derive(Debug, Clone)]
@@ -217,7 +223,7 @@ impl App {
                 registered.frame_deadline,
             ),
             outbox: Outbox::new(WAITING_MAX),
-            next_frame: FrameId(1),
+            next_frame: first_frame(SystemTime::now()),
             planned: false,
             links: BTreeMap::new(),
         };
@@ -320,11 +326,38 @@ impl App {
     }
 }
 
+/// The number of an app's first frame, greater than any that an earlier life of it has given: nodes know duplicates, samples and labels
+/// by number, and would take a new frame with an old number for the old one sent again. No latency rests on this reading of the clock.
+fn first_frame(now: SystemTime) -> FrameId {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+    FrameId(ms % (NUMBERS_END / NUMBERS_PER_MS) * NUMBERS_PER_MS + 1)
+}
+
 impl Drop for App {
     fn drop(&mut self) {
         for task in &self.tasks {
             task.abort();
         }
         self.shared.keep_links(&[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_app_that_starts_again_never_gives_a_frame_an_old_number() {
+        let born = UNIX_EPOCH + Duration::from_millis(1_800_000_000_123);
+        for (lived_ms, frames_per_s) in [(1, 30), (40, 1_000), (86_400_000, 60)] {
+            let last = first_frame(born).0 + lived_ms * frames_per_s / 1_000;
+            let again = first_frame(born + Duration::from_millis(lived_ms));
+            assert!(again.0 > last, "{again} after {last}");
+        }
+        // For a hundred years from now.
+        let far = born + Duration::from_secs(80 * 365 * 86_400);
+        assert!(first_frame(far).0 < NUMBERS_END);
+        assert_eq!(first_frame(UNIX_EPOCH - Duration::from_secs(1)), FrameId(1));
     }
 }

@@ -118,8 +118,10 @@ pub enum StageFailure {
     InputsUnavailable(String),
     /// No spare share on this node now.
     Busy,
-    /// The model could not be fetched, verified or loaded.
+    /// The model is not what it should be, or the worker cannot use it.
     Artifact(String),
     /// It was cancelled.
     Cancelled,
+    /// What it needs could not be had in time (its model was not fetched or loaded, its node gave no answer): it may work later.
+    Unavailable(String),
 }

@@ -87,7 +87,7 @@ fn a_query_is_read_with_its_pipeline() {
 }
 
 #[test]
-fn field_091_names_are_text() {
+fn names_are_text_whatever_they_look_like() {
     for name in ["no", "on", "1.10", "012", "true", "12", "0x1F", "1e3"] {
         let query = query(&QUERY.replace("orin-3", name)).unwrap();
         assert_eq!(query.entry, NodeId::new(name).unwrap());

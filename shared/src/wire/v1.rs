@@ -393,7 +393,7 @@ pub struct FrameHeader {
     pub query: QueryId,
     /// The plan that carries it; the entry node sets it, 0 before.
     pub generation: Generation,
-    /// The frame.
+    /// The frame. An app never uses a number again for its query, not in a later life either: receivers know duplicates by it.
     pub frame: FrameId,
     /// The operator that made the payload; `None` for the app's own input.
     pub from: Option<OperatorId>,

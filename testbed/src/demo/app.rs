@@ -151,7 +151,7 @@ struct Camera {
     shown_dark: usize,
     planned: bool,
     sent: BTreeMap<FrameId, Sent>,
-    /// The oldest frame not yet scored: frames are scored in order, for an answer holds until the next.
+    /// The oldest frame not yet scored, 0 before the first: frames are scored in order, for an answer holds until the next.
     next_to_score: FrameId,
     held: HeldAnswer,
     lateness_ms: Vec<f64>,
@@ -168,7 +168,7 @@ impl Camera {
             shown_dark: 0,
             planned: false,
             sent: BTreeMap::new(),
-            next_to_score: FrameId(1),
+            next_to_score: FrameId(0),
             held: HeldAnswer::new(Evaluator::DetectionF1),
             lateness_ms: Vec::new(),
         }
@@ -194,6 +194,9 @@ impl Camera {
         };
         let at_ms = self.now_ms();
         let frame = self.app.send("jpeg", jpeg.to_vec());
+        if self.next_to_score == FrameId(0) {
+            self.next_to_score = frame;
+        }
         self.sent.insert(
             frame,
             Sent {

@@ -9,6 +9,7 @@ use compass_shared::spec::quantity::WrittenDuration;
 
 use super::real;
 use super::scenario::Scenario;
+use super::video;
 use super::view::View;
 
 /// A fleet of real processes, a live video app, and a story in three phases: day, uplink cut to a twentieth, lights out.
@@ -20,6 +21,11 @@ pub struct DemoArguments {
     /// A real pedestrian video and person detector instead of rendered scenes and the demo's own networks; needs `compass-testbed fetch` before
     #[arg(long)]
     pub real: bool,
+    /// Your own video instead: a file (any that ffmpeg reads), a folder of pictures, a camera (/dev/video0) or an address (rtsp://, http:// …);
+    /// at least 10 s, of which the first 40 are shown. The person detector of `compass-testbed fetch` looks at it where that is there, else the
+    /// demo's own networks, which know rendered scenes only; what the largest network finds counts as the truth
+    #[arg(long, value_name = "FILE|URL", conflicts_with = "real")]
+    pub video: Option<String>,
     /// Plain lines instead of the live view
     #[arg(long)]
     pub headless: bool,
@@ -137,10 +143,10 @@ impl FromStr for Percent {
 impl DemoArguments {
     /// The demo's world with what the command line changes of it.
     pub(crate) fn scenario(&self, view: &mut dyn View) -> anyhow::Result<Scenario> {
-        let mut scenario = if self.real {
-            real::scenario(view)?
-        } else {
-            Scenario::new()?
+        let mut scenario = match &self.video {
+            Some(video) => video::scenario(video, view)?,
+            None if self.real => real::scenario(view)?,
+            None => Scenario::new()?,
         };
         if let Some(Percent(loss)) = self.loss {
             scenario.loss = loss;
@@ -169,6 +175,9 @@ impl DemoArguments {
         if self.real {
             flags.push("--real".to_owned());
         }
+        if let Some(video) = &self.video {
+            flags.push(format!("--video {}", video::shown(video)));
+        }
         if self.keep_first_plan {
             flags.push("--static".to_owned());
         }
@@ -196,7 +205,33 @@ impl DemoArguments {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        demo: DemoArguments,
+    }
+
+    #[test]
+    fn what_plays_nothing_takes_nothing_that_changes_the_play() {
+        let parse = |arguments: &[&str]| {
+            let line = ["demo"].iter().chain(arguments);
+            Line::try_parse_from(line).map(|line| line.demo)
+        };
+        assert!(parse(&["--prove", "--real", "--json", "x"]).unwrap().prove);
+        for other in ["--static", "--loss=2%", "--fault=kill-agent@8", "--keep=x"] {
+            assert!(parse(&["--prove", other]).is_err(), "{other}");
+        }
+        let own = parse(&["--video", "a b.mp4"]).unwrap();
+        assert_eq!(own.flags(), ["--video a b.mp4"]);
+        assert!(parse(&["--video", "a.mp4", "--real"]).is_err());
+        // A name that looks like an option must be written as a value.
+        assert!(parse(&["--video", "-a.mp4"]).is_err());
+        assert!(parse(&["--video=-a.mp4"]).is_ok());
+    }
 
     #[test]
     fn faults_and_percentages_are_read_strictly() {

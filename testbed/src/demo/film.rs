@@ -44,12 +44,15 @@ pub(crate) struct Film {
 impl Film {
     /// Renders scenes, or reads the video.
     pub(crate) fn render(config: &FilmConfig, rate_hz: f64) -> anyhow::Result<Self> {
+        let whole = |seconds: f64| 0..frames(seconds, rate_hz);
         match &config.footage {
-            Some(footage) => footage::film(footage, config, rate_hz),
-            None => {
-                let whole = |seconds: f64| 0..frames(seconds, rate_hz);
-                Self::of_scenes(config, rate_hz, whole(config.day_s), whole(config.dark_s))
-            }
+            Some(footage) => footage::film(footage, config, rate_hz, whole(config.dark_s)),
+            None => Self::of_scenes(
+                config,
+                rate_hz,
+                &[whole(config.day_s)],
+                whole(config.dark_s),
+            ),
         }
     }
 
@@ -57,27 +60,26 @@ impl Film {
     pub(super) fn cut_out(
         config: &FilmConfig,
         rate_hz: f64,
-        day: Range<usize>,
+        day: &[Range<usize>],
         dark: Range<usize>,
     ) -> anyhow::Result<Self> {
-        if config.footage.is_none() {
+        let Some(footage) = &config.footage else {
             return Self::of_scenes(config, rate_hz, day, dark);
-        }
-        let whole = Self::render(config, rate_hz)?;
-        let part = |shots: &[Shot], part: Range<usize>| {
-            part.map(|index| shots[index % shots.len()].clone())
-                .collect()
         };
+        let film = footage::film(footage, config, rate_hz, dark)?;
+        let shown = day.iter().cloned().flatten();
         Ok(Self {
-            day: part(&whole.day, day),
-            dark: part(&whole.dark, dark),
+            day: shown
+                .map(|index| film.day[index % film.day.len()].clone())
+                .collect(),
+            dark: film.dark,
         })
     }
 
     fn of_scenes(
         config: &FilmConfig,
         rate_hz: f64,
-        day: Range<usize>,
+        day: &[Range<usize>],
         dark: Range<usize>,
     ) -> anyhow::Result<Self> {
         let day_frames = frames(config.day_s, rate_hz);
@@ -95,10 +97,10 @@ impl Film {
             })
             .collect();
         let moment = |index: usize| index as f64 / rate_hz;
-        let day_jobs = day.map(|index| (moment(index), 1.0));
-        let dark_jobs = dark.map(|index| (moment(day_frames + index), config.dark_brightness));
-        let day_length = day_jobs.len();
-        let jobs: Vec<(f64, f32)> = day_jobs.chain(dark_jobs).collect();
+        let day_jobs = day.iter().cloned().flatten();
+        let mut jobs: Vec<(f64, f32)> = day_jobs.map(|index| (moment(index), 1.0)).collect();
+        let day_length = jobs.len();
+        jobs.extend(dark.map(|index| (moment(day_frames + index), config.dark_brightness)));
         let mut shots = on_all_cores(&jobs, |(time_s, light)| {
             shoot(&scenes[(time_s / TRAFFIC_S) as usize], *time_s, *light)
         })?;

@@ -1,6 +1,7 @@
 //! A real video as the demo's film: read through an ffmpeg child before the clock starts, shown again and again, darkened by scaling the
 //! brightness of its pixels.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use anyhow::{Context, ensure};
 use compass_client::source;
 use serde::{Deserialize, Serialize};
 
-use super::film::{Film, Shot, encode};
+use super::film::{Film, Shot, encode, frames, on_all_cores};
 use super::protocol::FilmConfig;
 
 /// So many frames are shown, again and again: enough to see no repetition within a phase, few enough for the largest network to look at
@@ -42,8 +43,13 @@ pub(crate) fn read(video: &Path, rate_hz: f64) -> anyhow::Result<Vec<Arc<[u8]>>>
     Ok(pictures)
 }
 
-/// The film of a video.
-pub(super) fn film(footage: &Footage, config: &FilmConfig, rate_hz: f64) -> anyhow::Result<Film> {
+/// The film of a video, of its dark part these frames only.
+pub(super) fn film(
+    footage: &Footage,
+    config: &FilmConfig,
+    rate_hz: f64,
+    dark: Range<usize>,
+) -> anyhow::Result<Film> {
     let pictures = read(&footage.video, rate_hz)?;
     let name = footage.truth.display();
     let text =
@@ -64,11 +70,14 @@ pub(super) fn film(footage: &Footage, config: &FilmConfig, rate_hz: f64) -> anyh
             truth: truth.to_string().into_bytes().into(),
         })
         .collect();
-    let frames = |seconds: f64| super::film::frames(seconds, rate_hz);
-    // The dark goes on about where the day ends.
-    let dark = day.iter().cycle().skip(frames(config.day_s) % day.len());
-    let dark: Vec<&Shot> = dark.take(frames(config.dark_s).min(day.len())).collect();
-    let dark = super::film::on_all_cores(&dark, |shot| {
+    // The dark goes on about where the day ends, and holds no picture twice.
+    let begin = frames(config.day_s, rate_hz);
+    let length = frames(config.dark_s, rate_hz).min(day.len());
+    let dark = dark.start..dark.end.min(dark.start + length);
+    let dark: Vec<&Shot> = dark
+        .map(|index| &day[(begin + index % length) % day.len()])
+        .collect();
+    let dark = on_all_cores(&dark, |shot| {
         Ok(Shot {
             jpeg: darkened(&shot.jpeg, config.dark_brightness)?.into(),
             truth: Arc::clone(&shot.truth),

@@ -3,7 +3,7 @@
 //! Start at [`truth_file`]. The operators are the ones that agents run, here without agents. The result is kept beside the fetched files
 //! under a name that holds a digest of all it depends on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 
 use anyhow::Context;
@@ -13,8 +13,8 @@ use compass_shared::model::pipeline::{Pipeline, PipelineConfiguration};
 use sha2::{Digest, Sha256};
 
 use super::footage;
+use super::networks::Networks;
 use super::view::View;
-use crate::fetch::Fetched;
 
 #[cfg(test)]
 mod tests;
@@ -22,30 +22,31 @@ mod tests;
 /// Part of the digest: grows when operators find something else under the same configuration.
 const VERSION: u32 = 1;
 
+/// What looks for the truth.
+pub(crate) struct Golden<'a> {
+    pub(crate) pipeline: &'a Pipeline,
+    pub(crate) catalogue: &'a Catalogue,
+    pub(crate) networks: &'a Networks,
+    /// Pictures a second.
+    pub(crate) rate_hz: f64,
+}
+
 /// A pipeline from its source to the operator whose output is judged, in this process.
 pub(crate) struct Chain(Vec<InProcess>);
 
 impl Chain {
     /// Loads the operators in this configuration.
     pub(crate) fn load(
-        pipeline: &Pipeline,
-        catalogue: &Catalogue,
+        golden: &Golden<'_>,
         configuration: &PipelineConfiguration,
-        fetched: &Fetched,
     ) -> anyhow::Result<Self> {
         let mut chain = Vec::new();
-        for operator in &pipeline.operators {
-            let entry = catalogue.0.get(&operator.kind);
+        for operator in &golden.pipeline.operators {
+            let entry = golden.catalogue.0.get(&operator.kind);
             let entry = entry.with_context(|| format!("no operator {}", operator.kind))?;
             let own = configuration.0.get(&operator.id);
             let own = own.with_context(|| format!("{} has no configuration", operator.id))?;
-            let artifact = match entry.artifact(own) {
-                Some(choice) => Some(fetched.model(&choice.digest.to_string())?),
-                None => None,
-            };
-            let loaded = InProcess::new(&entry.runtime, own, artifact.as_deref());
-            let loaded = loaded.map_err(anyhow::Error::msg);
-            chain.push(loaded.with_context(|| format!("operator {}", operator.id))?);
+            chain.push(golden.networks.load(entry, own)?);
             if entry.evaluator.is_some() {
                 return Ok(Self(chain));
             }
@@ -68,45 +69,64 @@ impl Chain {
     }
 }
 
-/// The file with what the golden configuration finds in every frame that is shown; made now if it is not there.
+/// The file in this folder with what the golden configuration finds in every picture of a video with this SHA-256; made now if it is not
+/// there.
 pub(crate) fn truth_file(
-    fetched: &Fetched,
-    pipeline: &Pipeline,
-    catalogue: &Catalogue,
-    rate_hz: f64,
+    golden: &Golden<'_>,
+    folder: &Path,
+    video_sha256: &str,
+    pictures: impl FnOnce() -> anyhow::Result<Vec<Arc<[u8]>>>,
     view: &mut dyn View,
 ) -> anyhow::Result<PathBuf> {
-    let golden = pipeline.golden();
-    let (video, video_sha256) = fetched.video();
+    let Golden {
+        pipeline,
+        catalogue,
+        rate_hz,
+        ..
+    } = *golden;
+    let configuration = pipeline.golden();
     let kinds = pipeline.operators.iter().map(|operator| &operator.kind);
     let artifacts: Vec<_> = pipeline
         .operators
         .iter()
-        .filter_map(|o| catalogue.0.get(&o.kind)?.artifact(golden.0.get(&o.id)?))
+        .filter_map(|o| {
+            catalogue
+                .0
+                .get(&o.kind)?
+                .artifact(configuration.0.get(&o.id)?)
+        })
         .map(|choice| choice.digest.to_string())
         .collect();
     let all = format!(
-        "{VERSION} {video_sha256} {rate_hz} {} {golden:?} {:?} {artifacts:?}",
+        "{VERSION} {video_sha256} {rate_hz} {} {configuration:?} {:?} {artifacts:?}",
         footage::FRAMES_MAX,
         kinds.collect::<Vec<_>>(),
     );
     let key = hex::encode(Sha256::digest(all.as_bytes()));
-    let path = fetched.folder().join(format!("truth-{}.json", &key[..16]));
+    let path = folder.join(format!("truth-{}.json", &key[..16]));
     if path.exists() {
         return Ok(path);
     }
-    let pictures = footage::read(&video, rate_hz)?;
-    let load = || Chain::load(pipeline, catalogue, &golden, fetched);
-    let found = watch(&pictures, &load, view)?;
+    let load = || Chain::load(golden, &configuration);
+    let found = watch(&pictures()?, &load, view)?;
     let found: Vec<serde_json::Value> = found
         .iter()
         .map(|bytes| serde_json::from_slice(bytes))
         .collect::<Result<_, _>>()?;
-    let mut file = tempfile::NamedTempFile::new_in(fetched.folder())?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
     serde_json::to_writer(&mut file, &found)?;
     file.persist(&path)
         .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
+}
+
+/// In how many pictures something was found, and how many there are.
+pub(crate) fn seen(truth: &Path) -> anyhow::Result<(usize, usize)> {
+    let text = std::fs::read(truth)?;
+    let pictures: Vec<Vec<serde_json::Value>> = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is no list of labels", truth.display()))?;
+    let seen = pictures.iter().filter(|boxes| !boxes.is_empty()).count();
+    Ok((seen, pictures.len()))
 }
 
 /// Runs the pictures through chains on all cores.

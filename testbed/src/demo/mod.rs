@@ -4,7 +4,7 @@
 //! terminal as a [`view`]. What a run measures is a [`record`], made by [`collect`], judged by [`verdict`] and drawn as one HTML file by
 //! [`report`]. The app is a process of its own ([`app`]) that renders its film first ([`film`]) and talks to the story over its standard
 //! streams ([`protocol`]). With `--real` the same story is told of a real video ([`footage`]) and detector ([`real`]), with the largest
-//! network's word for the truth ([`golden`]). With `--prove` nothing is played: [`prove`] shows that there are plans to be found.
+//! network's word for the truth ([`golden`]), with `--video` of a user's own ([`video`]). With `--prove` nothing is played: [`prove`] shows that there are plans to be found.
 
 mod api;
 pub mod app;
@@ -16,6 +16,7 @@ mod fleet;
 mod footage;
 mod golden;
 mod measure;
+mod networks;
 mod pass;
 mod protocol;
 mod prove;
@@ -26,6 +27,7 @@ mod scenario;
 mod story;
 mod summary;
 mod verdict;
+mod video;
 mod view;
 
 pub use arguments::DemoArguments;

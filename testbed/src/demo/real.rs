@@ -5,10 +5,12 @@
 use std::time::Duration;
 
 use compass_coordinator::configs::Configs;
+use compass_shared::model::catalogue::{ArtifactChoice, Catalogue};
 use compass_shared::spec::documents::parse_query;
 
-use super::footage::Footage;
-use super::golden;
+use super::footage::{self, Footage};
+use super::golden::{self, Golden};
+use super::networks::Networks;
 use super::scenario::{ArtifactFile, Course, Scenario, configs_with, slo_of};
 use super::view::View;
 use crate::fetch::Fetched;
@@ -45,12 +47,37 @@ const COURSE: Course = Course {
     dark: Duration::from_secs(46),
 };
 
-/// The detector takes so long that more would take `--prove` a quarter of an hour.
-const PROVED: Duration = Duration::from_secs(5);
+/// All configurations together take seconds for a picture: longer parts would take `--prove` a quarter of an hour.
+const PROVED: Duration = Duration::from_secs(4);
 
 /// The scenario of `--real`; has the largest network look at the video first if nobody has done that before.
 pub(super) fn scenario(view: &mut dyn View) -> anyhow::Result<Scenario> {
     let fetched = Fetched::find()?;
+    let world = world(&fetched)?;
+    let (video, sha256) = fetched.video();
+    let rate_hz = world.rate_hz();
+    let truth = golden::truth_file(
+        &Golden {
+            pipeline: &world.query.pipeline,
+            catalogue: &world.configs()?.catalogue,
+            networks: &Networks::new(&world.artifacts)?,
+            rate_hz,
+        },
+        fetched.folder(),
+        sha256,
+        || footage::read(&video, rate_hz),
+        view,
+    )?;
+    view.done("the truth is what the largest network finds in the real video");
+    Ok(Scenario {
+        source: "a real video of pedestrians".to_owned(),
+        footage: Some(Footage { video, truth }),
+        ..world
+    })
+}
+
+/// The same without the video.
+pub(super) fn world(fetched: &Fetched) -> anyhow::Result<Scenario> {
     let configs = configs()?;
     let query = parse_query(
         "configs/real/queries/yard.yaml",
@@ -58,22 +85,6 @@ pub(super) fn scenario(view: &mut dyn View) -> anyhow::Result<Scenario> {
         &configs.pipelines,
         &configs.catalogue,
     )?;
-    let mut artifacts = Vec::new();
-    for choice in configs.catalogue.0.values().flat_map(|e| &e.artifacts) {
-        let digest = choice.digest.to_string();
-        let path = fetched.model(&digest)?;
-        let file = ArtifactFile::Installed { path, digest };
-        artifacts.push((choice.name.to_string(), file));
-    }
-    let (video, _) = fetched.video();
-    let truth = golden::truth_file(
-        &fetched,
-        &query.pipeline,
-        &configs.catalogue,
-        query.rate_hz(),
-        view,
-    )?;
-    view.done("the truth is what the largest network finds in the real video");
     let mut scenario = Scenario::new()?;
     for node in &mut scenario.nodes {
         if let Some((_, speed)) = SPEEDS.iter().find(|(name, _)| *name == node.name) {
@@ -88,12 +99,25 @@ pub(super) fn scenario(view: &mut dyn View) -> anyhow::Result<Scenario> {
         slo: slo_of(&query)?,
         query,
         query_yaml: QUERY_YAML,
-        source: "a real video of pedestrians".to_owned(),
-        footage: Some(Footage { video, truth }),
         config_files: CONFIG_FILES,
-        artifacts,
+        artifacts: artifacts(fetched, &configs.catalogue)?,
         ..scenario
     })
+}
+
+/// The fetched networks by the catalogue's names.
+pub(super) fn artifacts(
+    fetched: &Fetched,
+    catalogue: &Catalogue,
+) -> anyhow::Result<Vec<(String, ArtifactFile)>> {
+    let choices = catalogue.0.values().flat_map(|entry| &entry.artifacts);
+    let file = |choice: &ArtifactChoice| {
+        let digest = choice.digest.to_string();
+        let path = fetched.model(&digest)?;
+        let file = ArtifactFile::Installed { path, digest };
+        Ok((choice.name.to_string(), file))
+    };
+    choices.map(file).collect()
 }
 
 /// The configuration as the coordinator will read it.

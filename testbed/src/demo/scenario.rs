@@ -4,6 +4,7 @@
 //! `configs/prices.yaml`, what operators can do in `configs/catalogue.yaml`: the files that a user would write.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -75,6 +76,8 @@ pub(crate) struct Scenario {
     pub(crate) source: String,
     /// A real video instead of scenes.
     pub(crate) footage: Option<Footage>,
+    /// Files that must stay until the end.
+    pub(crate) kept: Option<Arc<tempfile::TempDir>>,
     /// The coordinator's configuration files, by path; what is not among them is built in.
     pub(crate) config_files: &'static [(&'static str, &'static str)],
     /// The networks, by the names of the catalogue.
@@ -159,6 +162,7 @@ impl Scenario {
             query_yaml: QUERY_YAML,
             source: "rendered scenes".to_owned(),
             footage: None,
+            kept: None,
             config_files: &[],
             artifacts: NETWORKS
                 .into_iter()

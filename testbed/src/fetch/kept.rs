@@ -10,7 +10,7 @@ use super::{FFMPEG_HOW, Item, MODELS, VIDEO, default_folder, is_whole};
 const FETCH_HOW: &str =
     "run `cargo run -p compass-testbed -- fetch` first (it needs npm and, for the video, apt-get)";
 
-/// The cache with everything in it.
+/// The cache with the detector in it, and the video where that was asked for.
 #[derive(Debug, Clone)]
 pub(crate) struct Fetched {
     folder: PathBuf,
@@ -22,7 +22,7 @@ impl Fetched {
     /// # Errors
     /// Names what is missing and how to get it.
     pub(crate) fn find() -> anyhow::Result<Self> {
-        let kept = Self::in_folder(&default_folder()?)?;
+        let kept = Self::in_folder(&default_folder()?, true)?;
         ensure!(
             compass_client::source::ffmpeg_is_available(),
             "reading the video needs the program ffmpeg: {FFMPEG_HOW}"
@@ -30,9 +30,18 @@ impl Fetched {
         Ok(kept)
     }
 
-    /// The same of another folder.
-    pub(super) fn in_folder(folder: &Path) -> anyhow::Result<Self> {
-        let items = MODELS.iter().map(|(_, item)| item).chain([&VIDEO]);
+    /// The cache, if the detector is there and whole, for a video of the caller's own.
+    ///
+    /// # Errors
+    /// Names what is missing and how to get it.
+    pub(crate) fn find_detector() -> anyhow::Result<Self> {
+        Self::in_folder(&default_folder()?, false)
+    }
+
+    /// With or without the video.
+    fn in_folder(folder: &Path, with_video: bool) -> anyhow::Result<Self> {
+        let items = MODELS.iter().map(|(_, item)| item);
+        let items = items.chain(with_video.then_some(&VIDEO));
         let mut missing = Vec::new();
         for Item { file, sha256 } in items {
             if !is_whole(&folder.join(file), sha256)? {
@@ -41,7 +50,12 @@ impl Fetched {
         }
         ensure!(
             missing.is_empty(),
-            "the real video and its detector are not in {} (missing or damaged: {}): {FETCH_HOW}",
+            "{} not in {} (missing or damaged: {}): {FETCH_HOW}",
+            if with_video {
+                "the real video and its detector are"
+            } else {
+                "the real person detector is"
+            },
             folder.display(),
             missing.join(", ")
         );

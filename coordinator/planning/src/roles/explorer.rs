@@ -8,6 +8,7 @@
 //! Deliberately absent: nodes and leases (the pool's), the choice among candidates of several queries and the switch (the
 //! scheduler's).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use compass_shared::ids::{FrameId, Generation, NodeId, QueryId, SampleSetId};
@@ -30,10 +31,12 @@ use crate::search::{Feasible, Search, Stop, Told};
 use crate::space::{InvalidSpace, Point, Space};
 
 mod campaign;
+mod failures;
 mod learn;
 mod propose;
 
 use campaign::Campaign;
+use failures::Again;
 use propose::{InForce, Proposed};
 
 #[cfg(test)]
@@ -125,6 +128,8 @@ pub enum Effect {
         stop: Stop,
         /// Trials it took.
         trials: u32,
+        /// Trials that gave no result.
+        failed: u32,
         /// Stages that cost nothing because their outputs were still there.
         cache_hits: u32,
     },
@@ -178,6 +183,10 @@ pub struct Explorer {
     /// Times in a row that a search ended with nothing but doubt and was given more samples.
     doubtful_rounds: u32,
     totals: (u32, u32),
+    /// Configurations whose last trial failed by what may pass, and why.
+    unavailable: BTreeMap<Point, String>,
+    /// When a search that was kept from its trials begins again.
+    again: Option<Again>,
 }
 
 impl Explorer {
@@ -227,6 +236,8 @@ impl Explorer {
             doubtful_rounds: 0,
             refuted: Vec::new(),
             totals: (0, 0),
+            unavailable: BTreeMap::new(),
+            again: None,
         };
         explorer.replay();
         Ok(explorer)
@@ -237,7 +248,10 @@ impl Explorer {
         let mut effects = Vec::new();
         match input {
             Input::Start => self.start(now, &mut effects),
-            Input::Cluster(cluster) => self.cluster = Some(cluster),
+            Input::Cluster(cluster) => {
+                self.hasten(now, &cluster, &mut effects);
+                self.cluster = Some(cluster);
+            }
             Input::Captured(samples) => self.captured(now, samples, &mut effects),
             Input::Labels { set, labels } => self.labels(now, set, labels, &mut effects),
             Input::Trial(outcome) => self.trial(now, *outcome, &mut effects),

@@ -169,6 +169,12 @@ impl Search for Feasible {
                 self.told.insert(point.clone());
                 self.failed.insert(point.clone());
             }
+            Told::Again => {
+                self.asked.remove(point);
+                self.told.remove(point);
+                self.failed.remove(point);
+                return;
+            }
             Told::Cancelled => {
                 self.asked.remove(point);
                 return;

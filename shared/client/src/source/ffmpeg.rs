@@ -1,14 +1,20 @@
 //! Anything ffmpeg opens (files, cameras, RTSP, HTTP), decoded by a child process into motion JPEG on a pipe.
 //!
-//! The child gets a protocol whitelist, so that a play list cannot make it read other files or reach other services.
+//! No shell is in between, and a name is an argument whatever it begins with. The child gets a list of protocols, so that a play list cannot
+//! make it do something else: a file reads files only, and an address never does.
 
 use std::io::BufReader;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::{Mjpeg, Picture, Source, SourceError};
 
-/// Protocols the child may use.
-const PROTOCOLS: &str = "file,pipe,crypto,rtsp,rtp,udp,tcp,http,https,tls,srt";
+/// What addresses may begin with.
+pub(super) const SCHEMES: [&str; 7] = ["rtsp", "http", "https", "srt", "rtp", "udp", "tcp"];
+/// Protocols the child may use for a file.
+const OF_FILES: &str = "file,crypto";
+/// Protocols the child may use for an address.
+const OF_ADDRESSES: &str = "crypto,rtsp,rtp,udp,tcp,http,https,tls,srt";
 
 /// Whether an ffmpeg program can be started.
 pub fn is_available() -> bool {
@@ -40,19 +46,17 @@ impl Ffmpeg {
             source,
         };
         let mut command = Command::new("ffmpeg");
-        command.args([
-            "-nostdin",
-            "-loglevel",
-            "error",
-            "-protocol_whitelist",
-            PROTOCOLS,
-        ]);
+        command.args(["-nostdin", "-loglevel", "error"]);
         if name.starts_with("/dev/video") {
-            command.args(["-f", "v4l2"]);
+            command.args(["-f", "v4l2", "-i", name]);
+        } else if name.contains("://") && !Path::new(name).is_file() {
+            command.args(["-protocol_whitelist", OF_ADDRESSES, "-i", name]);
+        } else {
+            // With the protocol in front, no part of the name is taken for one.
+            let file = format!("file:{name}");
+            command.args(["-protocol_whitelist", OF_FILES, "-i", &file]);
         }
         command.args([
-            "-i",
-            name,
             "-an",
             "-r",
             &rate_hz.to_string(),

@@ -44,7 +44,7 @@ impl Picture {
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// It could not be opened or read.
-    #[error("{name}: {source}")]
+    #[error("cannot read {name}")]
     Read {
         /// The file or address.
         name: String,
@@ -99,6 +99,18 @@ pub fn open(name: &str, rate_hz: f64) -> Result<Box<dyn Source>, SourceError> {
         return Ok(Box::new(ImageFolder::open(path, rate_hz)?));
     }
     let is_file = path.is_file();
+    if let Some((scheme, _)) = name.split_once("://")
+        && !is_file
+        && !ffmpeg::SCHEMES.contains(&scheme)
+    {
+        return Err(SourceError::Unsupported {
+            name: name.to_owned(),
+            what: format!(
+                "addresses begin with one of {}, not with {scheme}",
+                ffmpeg::SCHEMES.join(", ")
+            ),
+        });
+    }
     match path.extension().and_then(|e| e.to_str()) {
         Some("y4m") if is_file => Ok(Box::new(Y4m::new(name, std::io::BufReader::new(std::fs::File::open(path).map_err(read)?))?)),
         Some("mjpeg" | "mjpg") if is_file => {

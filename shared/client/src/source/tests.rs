@@ -116,3 +116,24 @@ fn a_missing_file_is_named() {
     };
     assert!(error.to_string().contains("/nowhere/lobby.y4m"), "{error}");
 }
+
+#[test]
+fn addresses_of_other_protocols_are_refused() {
+    for name in ["file:///etc/hosts", "concat://a|b", "-x://y", "://"] {
+        let Err(error) = open(name, 5.0) else {
+            panic!("{name} is no address of a video")
+        };
+        assert!(error.to_string().contains("rtsp"), "{error}");
+    }
+}
+
+#[test]
+fn a_name_is_never_an_option_or_a_protocol() {
+    for name in ["-version", "pipe:0", "concat:a|b", "-"] {
+        let Err(error) = open(name, 5.0) else {
+            panic!("{name} does not exist")
+        };
+        let is_missing = matches!(&error, SourceError::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound);
+        assert!(is_missing, "{error}");
+    }
+}

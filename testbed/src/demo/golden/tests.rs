@@ -9,6 +9,7 @@ use compass_shared::vision::overlap;
 
 use super::super::real;
 use super::*;
+use crate::fetch::Fetched;
 
 /// Set where the fetched files must be there, so that nothing is left out in silence.
 const REQUIRED: &str = "COMPASS_FETCHED";
@@ -39,7 +40,7 @@ fn configuration(pipeline: &Pipeline, values: &[(&str, &str, i64)]) -> PipelineC
 }
 
 struct World {
-    fetched: Fetched,
+    networks: Networks,
     pipeline: Pipeline,
     catalogue: std::sync::Arc<Catalogue>,
     pictures: Vec<Arc<[u8]>>,
@@ -51,7 +52,7 @@ fn world() -> Option<World> {
     let pipeline = configs.pipelines.values().next().unwrap().clone();
     let pictures = footage::read(&fetched.video().0, 10.0).unwrap();
     Some(World {
-        fetched,
+        networks: Networks::new(&real::artifacts(&fetched, &configs.catalogue).unwrap()).unwrap(),
         pipeline,
         catalogue: configs.catalogue,
         pictures,
@@ -61,13 +62,13 @@ fn world() -> Option<World> {
 impl World {
     fn chain(&self, values: &[(&str, &str, i64)]) -> Chain {
         let configuration = configuration(&self.pipeline, values);
-        Chain::load(
-            &self.pipeline,
-            &self.catalogue,
-            &configuration,
-            &self.fetched,
-        )
-        .unwrap()
+        let golden = Golden {
+            pipeline: &self.pipeline,
+            catalogue: &self.catalogue,
+            networks: &self.networks,
+            rate_hz: 10.0,
+        };
+        Chain::load(&golden, &configuration).unwrap()
     }
 }
 

@@ -64,6 +64,8 @@ pub(super) struct Tally {
     pub(super) plans: u64,
     pub(super) compliant: u64,
     pub(super) cheapest: Option<Plan>,
+    /// The highest accuracy of a compliant plan.
+    pub(super) best_accuracy: Option<f64>,
     /// The plan that misses by least, of those that are not compliant.
     pub(super) nearest: Option<Plan>,
 }
@@ -86,6 +88,8 @@ pub(super) fn survey(
     Ok(tallies.into_iter().fold(Tally::default(), |mut all, one| {
         all.plans += one.plans;
         all.compliant += one.compliant;
+        let best = all.best_accuracy.into_iter().chain(one.best_accuracy);
+        all.best_accuracy = best.reduce(f64::max);
         let cost = |plan: &Plan| plan.figures.cost_usd_per_h;
         all.cheapest = lesser(all.cheapest, one.cheapest, cost);
         all.nearest = lesser(all.nearest, one.nearest, |p| p.figures.shortfall(slo));
@@ -249,6 +253,7 @@ impl<'a> Search<'a> {
             nearest = plan(&bargain, figures);
             if figures.shortfall(self.slo) == 0.0 {
                 tally.compliant += 1;
+                tally.best_accuracy = figures.accuracy;
                 tally.cheapest = lesser(tally.cheapest.take(), Some(nearest), |plan| {
                     plan.figures.cost_usd_per_h
                 });

@@ -5,8 +5,6 @@
 //! sampling rates are. Times are taken on a few frames with nothing else running here, as CPU time of the whole process, because the
 //! inference engine computes on threads of its own.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -19,9 +17,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::super::app::boxes_of;
 use super::super::film::{Shot, on_all_cores};
+use super::super::networks::Networks;
 
 /// Frames on which times are taken.
-const TIMED: usize = 8;
+const TIMED: usize = 4;
 
 /// Film to look at: some frames to get going, then those that are judged.
 pub(super) struct Footage {
@@ -52,8 +51,7 @@ pub(super) struct Candidate {
 pub(super) struct Kitchen<'a> {
     pub(super) pipeline: &'a Pipeline,
     pub(super) catalogue: &'a Catalogue,
-    /// Files of the networks by the catalogue's names.
-    pub(super) artifacts: &'a BTreeMap<String, PathBuf>,
+    pub(super) networks: &'a Networks,
 }
 
 /// An operator with the configurations it may have.
@@ -103,20 +101,7 @@ impl<'a> Kitchen<'a> {
     }
 
     fn load(&self, level: &Level<'_>, configuration: &Configuration) -> anyhow::Result<InProcess> {
-        let artifact = match level.entry.artifact(configuration) {
-            Some(choice) => {
-                let path = self.artifacts.get(choice.name.as_str());
-                Some(path.with_context(|| format!("no network {}", choice.name))?)
-            }
-            None => None,
-        };
-        InProcess::new(
-            &level.entry.runtime,
-            configuration,
-            artifact.map(PathBuf::as_path),
-        )
-        .map_err(anyhow::Error::msg)
-        .with_context(|| format!("operator {} with {configuration}", level.operator.id))
+        self.networks.load(level.entry, configuration)
     }
 }
 

@@ -25,6 +25,7 @@ pub(super) fn text(proof: &Proof) -> String {
             ),
             phase.compliant.to_string(),
             phase.compliant_with_room.to_string(),
+            accuracy(phase.best_accuracy),
         ];
         let best = phase.cheapest.as_ref();
         row.push(
@@ -43,6 +44,7 @@ pub(super) fn text(proof: &Proof) -> String {
         "PLANS",
         "COMPLIANT",
         "WITH 10 % ROOM",
+        "BEST F1",
         "",
         &p95,
         &f1,
@@ -104,10 +106,13 @@ fn figures(plan: Option<&PlanProof>) -> [String; 3] {
     [
         plan.latency_ms
             .map_or_else(|| "does not keep up".to_owned(), milliseconds),
-        plan.accuracy
-            .map_or_else(|| "–".to_owned(), |accuracy| format!("{accuracy:.3}")),
+        accuracy(plan.accuracy),
         hourly(plan.cost_usd_per_h),
     ]
+}
+
+fn accuracy(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.3}"))
 }
 
 fn missed(plan: &PlanProof) -> String {

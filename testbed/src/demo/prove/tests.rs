@@ -107,6 +107,7 @@ fn the_cheapest_plan_is_where_the_work_costs_least_within_the_bound() {
     let all = |slo: &SloRecord| survey(&ground(), &candidates, &input(), slo).unwrap();
     let easy = all(&slo(300.0, 0.8, 1.0));
     assert_eq!((easy.plans, easy.compliant), (8, 8));
+    assert_eq!(easy.best_accuracy, Some(0.95));
     let best = easy.cheapest.unwrap();
     assert_eq!((best.candidate, best.layout.nodes), (0, vec![1, 1]));
     // The sampler sends half the frames on: it is worth its price on the dear node only where the link asks for it.

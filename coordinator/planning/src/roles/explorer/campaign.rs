@@ -70,10 +70,12 @@ pub(super) struct Campaign {
     pub(super) fresh: BTreeMap<Point, Vec<Moments>>,
     /// Scores of the configuration that is to be certified, from the rounds before.
     earlier_rounds: Vec<Moments>,
-    pending: BTreeMap<u64, Point>,
+    pub(super) pending: BTreeMap<u64, Point>,
     /// Points a certifying campaign has still to run.
     queue: VecDeque<Point>,
     pub(super) trials: u32,
+    /// Trials that gave no result.
+    pub(super) failed: u32,
     pub(super) cache_hits: u32,
     pub(super) has_proposed: bool,
 }
@@ -110,6 +112,9 @@ impl Explorer {
         effects: &mut Vec<Effect>,
     ) {
         self.end_campaign(effects);
+        if purpose == Purpose::Search {
+            self.try_unavailable_again();
+        }
         let mut campaign = Campaign {
             trigger,
             purpose,
@@ -126,6 +131,7 @@ impl Explorer {
             pending: BTreeMap::new(),
             queue: VecDeque::new(),
             trials: 0,
+            failed: 0,
             cache_hits: 0,
             has_proposed: false,
         };
@@ -334,6 +340,7 @@ impl Explorer {
     pub(super) fn pump(&mut self, now: Moment, effects: &mut Vec<Effect>) {
         let Some(mut campaign) = self.campaign.take() else {
             self.begin_certifying(now, effects);
+            self.begin_again(now, effects);
             return;
         };
         match campaign.stage {
@@ -376,6 +383,7 @@ impl Explorer {
             return;
         }
         let is_settled = campaign.truth.is_some();
+        let awaits_labels = campaign.labels_until.is_some();
         let is_idle = campaign.pending.is_empty();
         match &campaign.purpose {
             Purpose::Certify { .. } => {
@@ -395,7 +403,10 @@ impl Explorer {
                         self.run(ask.point, effects);
                     }
                 }
-                Next::Done(stop) if is_idle && is_settled => self.finish(now, stop, effects),
+                // Without a truth by now there will be none: nobody sends labels, and the golden configuration has failed.
+                Next::Done(stop) if is_idle && (is_settled || !awaits_labels) => {
+                    self.finish(now, stop, effects);
+                }
                 Next::Done(_) => {}
             },
         }
@@ -498,20 +509,19 @@ impl Explorer {
             }
             Err((_, StageFailure::Cancelled)) => Told::Cancelled,
             Err((operator, failure)) => {
-                let is_lasting = matches!(
-                    failure,
-                    StageFailure::Deadline | StageFailure::Crashed(_) | StageFailure::Artifact(_)
-                );
-                if is_lasting && is_search {
-                    let configuration = self.space.configuration(&point);
-                    self.front.profile.configuration_mut(&configuration).failed =
-                        Some(format!("{operator}: {failure:?}"));
+                campaign.failed += 1;
+                if is_search {
+                    self.note_failure(&point, &operator, &failure);
                 }
                 Told::Failed
             }
         };
         if is_search {
             self.search.tell(&point, told);
+            if self.is_failing() {
+                self.finish(now, Stop::Failing, effects);
+                return;
+            }
         }
         self.consider(now, effects);
     }
@@ -592,11 +602,13 @@ impl Explorer {
         let Some(campaign) = &self.campaign else {
             return;
         };
-        let (trials, cache_hits) = (campaign.trials, campaign.cache_hits);
+        let (trials, failed) = (campaign.trials, campaign.failed);
+        let cache_hits = campaign.cache_hits;
         let trigger = campaign.trigger.clone();
         let has_proposed = campaign.has_proposed;
         if campaign.purpose == Purpose::Search {
-            let report = self.infeasible_report();
+            self.plan_again(now, effects);
+            let report = self.infeasible_report().map(|r| self.with_failures(now, r));
             if report.is_some() && self.settle(now, &trigger, effects) {
                 return;
             }
@@ -617,6 +629,7 @@ impl Explorer {
         effects.push(Effect::Finished {
             stop,
             trials,
+            failed,
             cache_hits,
         });
         self.begin_certifying(now, effects);
@@ -661,6 +674,7 @@ impl Explorer {
             purpose: Purpose::Certify { point, round },
             fresh,
             trials,
+            failed,
             cache_hits,
             ..
         } = campaign
@@ -671,7 +685,7 @@ impl Explorer {
         let scores = fresh.get(&point).cloned().unwrap_or_default();
         let scores = merged(&campaign.earlier_rounds, &scores);
         let verdict = self.verdict(&scores);
-        let effort = (*trials, *cache_hits);
+        let effort = (*trials, *failed, *cache_hits);
         self.end_campaign(effects);
         let is_in_force = self.in_force.as_ref().is_some_and(|f| f.point == point);
         match verdict {
@@ -723,7 +737,9 @@ impl Explorer {
         effects.push(Effect::Finished {
             stop: Stop::Converged,
             trials: effort.0,
-            cache_hits: effort.1,
+            failed: effort.1,
+            cache_hits: effort.2,
         });
+        self.wake_again(now, effects);
     }
 }

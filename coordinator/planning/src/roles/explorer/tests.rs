@@ -92,6 +92,37 @@ impl World {
     }
 }
 
+impl World {
+    /// Lets every trial fail that is asked for, and those asked for then, until no more are.
+    fn fail_trials(&mut self, effects: &[Effect], failure: &StageFailure) -> Vec<Effect> {
+        let mut all = Vec::new();
+        let mut waiting = requests(effects);
+        while let Some(request) = waiting.pop() {
+            let outcome = TrialOutcome {
+                query: request.query.id.clone(),
+                number: request.number,
+                set: request.set,
+                configuration: request.configuration.clone(),
+                result: Err((fixture::operator_id("detector"), failure.clone())),
+            };
+            let effects = self.handle(Input::Trial(Box::new(outcome)));
+            waiting.extend(requests(&effects));
+            all.extend(effects);
+        }
+        all
+    }
+}
+
+fn reports(effects: &[Effect]) -> Vec<&str> {
+    effects
+        .iter()
+        .filter_map(|e| match e {
+            Effect::Infeasible { report } => Some(report.as_str()),
+            _ => None,
+        })
+        .collect()
+}
+
 fn requests(effects: &[Effect]) -> Vec<TrialRequest> {
     effects
         .iter()
@@ -323,6 +354,130 @@ fn outputs_that_cannot_be_judged_and_trials_that_die_rule_a_configuration_out() 
         1,
         "the one that works is proposed"
     );
+}
+
+#[test]
+fn a_search_whose_every_trial_is_kept_from_running_says_so_and_begins_again() {
+    let mut world = World::new();
+    world.handle(Input::Start);
+    let asked = world.capture();
+    world.label(BOX);
+    let cut = StageFailure::Unavailable("model detector-m was not fetched within 20 s".to_owned());
+    let effects = world.fail_trials(&asked, &cut);
+    let said = reports(&effects);
+    assert_eq!(said.len(), 1, "{said:?}");
+    for part in [
+        "INFEASIBLE",
+        "detector-m was not fetched",
+        "compass artifact list",
+        "again in 15 s",
+    ] {
+        assert!(said[0].contains(part), "{part}: {}", said[0]);
+    }
+    assert!(effects.iter().any(
+        |e| matches!(e, Effect::Finished { stop: Stop::Failing, trials: 0, failed, .. } if *failed >= 8)
+    ));
+    let rows = &world.explorer.front().profile.configurations;
+    assert!(rows.values().all(|row| row.failed.is_none()));
+
+    // The pause grows with each search that is kept from its trials.
+    for (pause, next) in [(15, 30), (30, 60)] {
+        world.now = world.now + Duration::from_millis(pause * 1000 - 1);
+        let early = world.handle(Input::Tick);
+        assert!(early.is_empty(), "{early:?}");
+        world.now = world.now + Duration::from_millis(1);
+        world.handle(Input::Tick);
+        let asked = world.capture();
+        world.label(BOX);
+        let effects = world.fail_trials(&asked, &cut);
+        let again = format!("again in {next} s");
+        assert!(reports(&effects)[0].contains(&again), "{effects:?}");
+    }
+
+    // A node that comes back may bring what was missing; what could not be tried is tried.
+    let mut cluster = fixture::cluster();
+    let gone = fixture::node_id("cloud-1");
+    cluster.nodes.get_mut(&gone).unwrap().online = false;
+    world.handle(Input::Cluster(Arc::new(cluster)));
+    world.handle(Input::Cluster(Arc::new(fixture::cluster())));
+    world.now = world.now + Duration::from_secs(15);
+    world.handle(Input::Tick);
+    let asked = world.capture();
+    let once_more: Vec<_> = requests(&asked)
+        .into_iter()
+        .map(|r| r.configuration)
+        .collect();
+    assert!(!once_more.is_empty());
+    world.label(BOX);
+    let effects = world.end_trials(&asked, BOX);
+    assert!(!proposals(&effects).is_empty());
+}
+
+#[test]
+fn a_bad_model_stays_failed_with_its_reason_while_others_are_tried_again() {
+    let mut world = World::new();
+    world.handle(Input::Start);
+    let asked = world.capture();
+    world.label(BOX);
+    let corrupt = requests(&asked).remove(0);
+    let outcome = TrialOutcome {
+        query: corrupt.query.id.clone(),
+        number: corrupt.number,
+        set: corrupt.set,
+        configuration: corrupt.configuration.clone(),
+        result: Err((
+            fixture::operator_id("detector"),
+            StageFailure::Artifact("artifact 12ab is corrupt".to_owned()),
+        )),
+    };
+    let effects = world.handle(Input::Trial(Box::new(outcome)));
+    let mut others: Vec<Effect> = asked
+        .into_iter()
+        .filter(|e| !matches!(e, Effect::RunTrial(r) if r.number == corrupt.number))
+        .collect();
+    others.extend(effects);
+    let lost = StageFailure::Unavailable("cloud-1 gave no answer".to_owned());
+    let effects = world.fail_trials(&others, &lost);
+    let said = reports(&effects)[0];
+    assert!(said.contains("1 of the configurations tried gave no result: detector: its model cannot be used: artifact 12ab is corrupt"), "{said}");
+    assert!(said.contains("compass artifact push"), "{said}");
+
+    // Everything else is measured the next time, the bad one is not asked for again.
+    world.now = world.now + Duration::from_secs(15);
+    world.handle(Input::Tick);
+    let mut asked = world.capture();
+    world.label(BOX);
+    while !requests(&asked).is_empty() {
+        assert!(
+            requests(&asked)
+                .iter()
+                .all(|r| r.configuration != corrupt.configuration)
+        );
+        asked = world.end_trials(&asked, BOX);
+    }
+    let row = world
+        .explorer
+        .front()
+        .profile
+        .configuration(&corrupt.configuration);
+    let failed = row.unwrap().failed.as_ref().unwrap();
+    assert!(failed.contains("is corrupt"), "{failed}");
+}
+
+/// Without labels the golden configuration stands in for the truth; when it cannot run, nothing will ever be judged.
+#[test]
+fn a_search_without_any_truth_ends_when_there_is_nothing_left_to_try() {
+    let mut world = World::new();
+    world.handle(Input::Start);
+    let asked = world.capture();
+    world.now = world.now + Duration::from_secs(2);
+    let more = world.handle(Input::Tick);
+    let died = StageFailure::Crashed("exit 137".to_owned());
+    let both: Vec<Effect> = asked.into_iter().chain(more).collect();
+    let effects = world.fail_trials(&both, &died);
+    let said = reports(&effects);
+    assert!(said[0].contains("its worker failed: exit 137"), "{said:?}");
+    assert_eq!(world.explorer.phase(), "idle");
 }
 
 #[test]

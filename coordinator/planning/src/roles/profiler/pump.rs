@@ -379,7 +379,8 @@ impl Profiler {
             StageFailure::Deadline | StageFailure::Cancelled => (true, Duration::ZERO),
             StageFailure::Crashed(_)
             | StageFailure::InputsUnavailable(_)
-            | StageFailure::Artifact(_) => {
+            | StageFailure::Artifact(_)
+            | StageFailure::Unavailable(_) => {
                 stage.attempts += 1;
                 (stage.attempts >= attempts_max, AGAIN_AFTER)
             }
@@ -421,8 +422,10 @@ impl Profiler {
             })
             .collect();
         for (key, node, trial) in overdue {
+            // A node that lives says itself when a stage has passed its deadline.
+            let why = format!("{node} gave no answer within {} s", patience.as_secs());
             effects.push(Effect::CancelStage { node, trial });
-            self.settle_failure(now, key, StageFailure::Deadline);
+            self.settle_failure(now, key, StageFailure::Unavailable(why));
         }
     }
 
