@@ -774,8 +774,9 @@ pub fn rate_needed(needed_bps: f64, settings: &PredictSettings) -> Bandwidth {
 
 /// Bytes of payload in a packet on paths with the smallest usual MTU.
 const PACKET_BYTES: f64 = 1200.0;
-/// A lost packet is noticed and sent again after about this many round trips.
-const RESEND_ROUND_TRIPS: f64 = 1.25;
+/// A lost packet is sent again after about this many round trips: a little more than one where later packets are acknowledged, nearly
+/// three where it was among the last of a frame and only a timer tells (RFC 9002, probe timeout).
+const RESEND_ROUND_TRIPS: f64 = 2.0;
 
 /// Mean and variance of a frame's time on a link, in ms.
 ///
