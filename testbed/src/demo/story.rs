@@ -309,7 +309,8 @@ mod tests {
         let yaml = pinned_query(&scenario, &plan).unwrap();
         let configs = Configs::load(None).unwrap();
         let query = parse_query("pinned", &yaml, &configs.pipelines, &configs.catalogue).unwrap();
-        assert_eq!(query.slo, scenario.query.slo);
+        assert_eq!(query.slo.latency, scenario.query.slo.latency);
+        assert!(query.slo.accuracy_min.is_none() && query.slo.cost_max.is_none());
         assert_eq!(query.constraints.len(), query.pipeline.operators.len());
         let knobs = query.pipeline.operators.iter().flat_map(|o| &o.knobs);
         assert!(knobs.into_iter().all(|knob| knob.values.len() == 1));

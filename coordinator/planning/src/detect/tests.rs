@@ -386,7 +386,7 @@ fn a_few_hard_seconds_break_no_accuracy_slo_and_a_lasting_shortfall_does() {
     // What passes by is hard to see for four seconds in eight.
     let varied = |s: u64| floor + if s % 8 < 4 { -0.1 } else { 0.2 };
     assert_eq!(raised_at(&mut watch, 0, &varied), None);
-    let short = |s: u64| floor - 0.03 + if s % 2 == 0 { 0.06 } else { -0.06 };
+    let short = |s: u64| floor - 0.03 + if s.is_multiple_of(2) { 0.06 } else { -0.06 };
     let raised = raised_at(&mut watch, 40, &short);
     assert!(raised.is_some_and(|s| s <= 52), "{raised:?}");
 }
