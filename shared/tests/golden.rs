@@ -630,6 +630,15 @@ fn data_plane(golden: &mut Golden) {
             micros: 9000,
         },
     );
+    golden.add("hop.requests", HopControl::Requests { query: query() });
+    golden.add(
+        "hop.retry_after",
+        HopControl::RetryAfter {
+            query: query(),
+            frame: FrameId(7),
+            ms: 120,
+        },
+    );
     golden.add(
         "peer.fetch_stage",
         PeerRequest::FetchStage {

@@ -348,7 +348,9 @@ impl Hub {
                 HopControl::Credit { .. }
                 | HopControl::Ended { .. }
                 | HopControl::Ping(_)
-                | HopControl::Probe { .. } => {}
+                | HopControl::Probe { .. }
+                | HopControl::Requests { .. }
+                | HopControl::RetryAfter { .. } => {}
             }
         }
         self.input(Input::Control { from, message });

@@ -185,6 +185,6 @@ fn hear(event: Event, summary: &mut Summary) {
         } => println!("plan {generation} ({trigger}): {summary}"),
         Event::Infeasible(report) => println!("infeasible: {report}"),
         Event::Connection(what) => eprintln!("{what}"),
-        Event::LabelsWanted { .. } | Event::Closed(_) => {}
+        Event::LabelsWanted { .. } | Event::Refused { .. } | Event::Closed(_) => {}
     }
 }

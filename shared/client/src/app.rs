@@ -91,6 +91,14 @@ pub struct Answer {
     pub payload: Bytes,
 }
 
+/// There is no room for a request now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there is no room for this request now; ask again in {} ms", retry_after.as_millis())]
+pub struct Refused {
+    /// When there may be.
+    pub retry_after: Duration,
+}
+
 /// What happens to an app.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
@@ -102,6 +110,13 @@ pub enum Event {
         frame: FrameId,
         /// How.
         outcome: Outcome,
+    },
+    /// A request (see [`App::request`]) was refused by the fleet for want of room; it counts as rejected.
+    Refused {
+        /// The request.
+        frame: FrameId,
+        /// When to ask again.
+        refused: Refused,
     },
     /// A new plan is in force.
     PlanChanged {
@@ -127,6 +142,35 @@ pub enum Event {
     Closed(String),
 }
 
+/// A refused request is asked again after this long while nothing is known of how long answers take.
+const RETRY_UNKNOWN: Duration = Duration::from_millis(500);
+const RETRY_MIN: Duration = Duration::from_millis(10);
+
+/// What is known of an app's requests.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    /// Whether its frames are requests.
+    pub(crate) are_sent: bool,
+    /// What the fleet has said of those it refuses; their ends follow.
+    pub(crate) refused: BTreeMap<FrameId, Duration>,
+    /// How long answers take, as of late.
+    answer_time: Option<Duration>,
+}
+
+impl Requests {
+    pub(crate) fn answered(&mut self, took: Duration) {
+        let known = self.answer_time.unwrap_or(took);
+        self.answer_time = Some(known.mul_f64(0.8) + took.mul_f64(0.2));
+    }
+
+    /// As long as it takes at the present pace until one of those on their way has ended.
+    fn retry_after(&self, in_flight: u64) -> Duration {
+        let in_flight = u32::try_from(in_flight).unwrap_or(u32::MAX).max(1);
+        let pace = self.answer_time.map(|time| time / in_flight);
+        pace.unwrap_or(RETRY_UNKNOWN).max(RETRY_MIN)
+    }
+}
+
 /// What changes while the app runs.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -134,6 +178,7 @@ pub(crate) struct State {
     pub(crate) outbox: Outbox,
     pub(crate) next_frame: FrameId,
     pub(crate) planned: bool,
+    pub(crate) requests: Requests,
     links: BTreeMap<NodeId, AbortHandle>,
 }
 
@@ -163,13 +208,21 @@ impl Shared {
 
     /// A frame ended without a result; tells the app if that is news.
     pub(crate) async fn ended(&self, frame: FrameId, outcome: Outcome) {
-        let is_news = {
+        let (is_news, refused) = {
             let mut state = self.state();
             state.outbox.forget(frame);
-            state.ledger.ended(frame, outcome)
+            let refused = state.requests.refused.remove(&frame);
+            (state.ledger.ended(frame, outcome), refused)
         };
         if is_news {
-            self.tell(Event::Ended { frame, outcome }).await;
+            let event = match refused {
+                Some(retry_after) if outcome == Outcome::Rejected => Event::Refused {
+                    frame,
+                    refused: Refused { retry_after },
+                },
+                _ => Event::Ended { frame, outcome },
+            };
+            self.tell(event).await;
         }
     }
 
@@ -225,6 +278,7 @@ impl App {
             outbox: Outbox::new(WAITING_MAX),
             next_frame: first_frame(SystemTime::now()),
             planned: false,
+            requests: Requests::default(),
             links: BTreeMap::new(),
         };
         let shared = Arc::new(Shared {
@@ -287,6 +341,36 @@ impl App {
         frame
     }
 
+    /// Hands over a request of a one-shot query; never waits. From the first one on, frames of this app are requests: one for which there is
+    /// no room is refused, and none that was taken gives way to it. A refused one counts as rejected. Before the first plan requests
+    /// serve profiling only, and end as rejected.
+    ///
+    /// # Errors
+    /// [`Refused`], with the time after which to ask again; nothing was sent.
+    pub fn request(&self, content: &str, payload: impl Into<Bytes>) -> Result<FrameId, Refused> {
+        let captured = self.shared.now();
+        let mut state = self.shared.state();
+        state.requests.are_sent = true;
+        let frame = state.next_frame;
+        state.next_frame = frame.next();
+        let counted = state.planned;
+        state.ledger.sent(captured, frame, counted);
+        let has_room = state.outbox.has_room();
+        if has_room {
+            state.outbox.push(frame, content, payload.into());
+        } else {
+            state.ledger.ended(frame, Outcome::Rejected);
+        }
+        let retry_after = state.requests.retry_after(state.ledger.in_flight());
+        drop(state);
+        self.shared.sendable.notify_one();
+        if has_room {
+            Ok(frame)
+        } else {
+            Err(Refused { retry_after })
+        }
+    }
+
     /// The next event; `None` after [`Event::Closed`].
     pub async fn next_event(&mut self) -> Option<Event> {
         self.events.recv().await
@@ -346,6 +430,21 @@ impl Drop for App {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_request_is_told_to_come_when_one_of_those_on_their_way_may_have_ended() {
+        let mut requests = Requests::default();
+        assert_eq!(requests.retry_after(4), RETRY_UNKNOWN);
+        requests.answered(Duration::from_millis(400));
+        assert_eq!(requests.retry_after(4), Duration::from_millis(100));
+        assert_eq!(requests.retry_after(0), Duration::from_millis(400));
+        assert_eq!(requests.retry_after(1_000), RETRY_MIN);
+        let text = Refused {
+            retry_after: Duration::from_millis(100),
+        }
+        .to_string();
+        assert!(text.contains("again in 100 ms"), "{text}");
+    }
 
     #[test]
     fn an_app_that_starts_again_never_gives_a_frame_an_old_number() {

@@ -251,6 +251,7 @@ pub(crate) async fn measure(shared: Arc<Shared>) {
             let expired = state.ledger.sweep(now);
             for frame in &expired {
                 state.outbox.forget(*frame);
+                state.requests.refused.remove(frame);
             }
             expired
         };

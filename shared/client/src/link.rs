@@ -81,7 +81,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Peer, session: Arc<dyn Session>) -> 
         error = speak(send, to_say) => error,
         error = listen(shared, receive, &say) => error,
         error = take_results(shared, &session, &say) => error,
-        error = send_frames(shared, peer, &session) => error,
+        error = send_frames(shared, peer, &session, &say) => error,
     };
     session.close(
         compass_transport::CloseCode::DONE,
@@ -127,6 +127,14 @@ async fn listen(
                 Outcome::Answered | Outcome::Late => shared.state().outbox.forget(frame),
                 other => shared.ended(frame, other).await,
             },
+            Ok(Some(HopControl::RetryAfter { query, frame, ms })) if query == shared.query => {
+                let retry_after = Duration::from_millis(u64::from(ms));
+                let mut state = shared.state();
+                // Only what is on its way can be refused; its end takes this out again.
+                if state.ledger.captured(frame).is_some() {
+                    state.requests.refused.insert(frame, retry_after);
+                }
+            }
             Ok(Some(HopControl::Ping(number))) => {
                 let _ = say.send(HopControl::Pong(number)).await;
             }
@@ -180,7 +188,11 @@ async fn take_result(
         let now = shared.now();
         let mut state = shared.state();
         state.outbox.forget(frame);
-        state.ledger.result(now, frame, header.generation)
+        let recorded = state.ledger.result(now, frame, header.generation);
+        if let Some((latency, _)) = recorded {
+            state.requests.answered(latency);
+        }
+        recorded
     };
     let outcome = recorded.map_or(Outcome::Expired, |(_, outcome)| outcome);
     let query = shared.query.clone();
@@ -219,8 +231,10 @@ async fn send_frames(
     shared: &Arc<Shared>,
     peer: &Peer,
     session: &Arc<dyn Session>,
+    say: &mpsc::Sender<HopControl>,
 ) -> TransportError {
     let mut entry = shared.entry.subscribe();
+    let mut has_said = false;
     loop {
         if *entry.borrow_and_update() != peer.node {
             if entry.changed().await.is_err() {
@@ -248,6 +262,12 @@ async fn send_frames(
                 .map(|captured| now.since(captured))
         };
         let Some(age) = age else { continue };
+        if !has_said && shared.state().requests.are_sent {
+            has_said = true;
+            let query = shared.query.clone();
+            // Fails only when the connection is going down.
+            let _ = say.send(HopControl::Requests { query }).await;
+        }
         let header = FrameHeader {
             query: shared.query.clone(),
             generation: compass_shared::ids::Generation(0),

@@ -67,6 +67,11 @@ impl Outbox {
         self.frames.get(&frame).map(|held| (frame, held.clone()))
     }
 
+    /// Whether a frame that comes now would go out at once.
+    pub(crate) fn has_room(&self) -> bool {
+        (self.credit as usize) > self.waiting.len()
+    }
+
     pub(crate) fn grant(&mut self, frames: u32) {
         self.credit = self.credit.saturating_add(frames);
     }
@@ -107,6 +112,21 @@ mod tests {
         outbox.grant(1);
         assert_eq!(outbox.pop().unwrap().0, FrameId(2));
         assert!(outbox.pop().is_none());
+    }
+
+    #[test]
+    fn there_is_room_for_as_many_as_there_is_credit() {
+        let mut outbox = Outbox::new(4);
+        assert!(!outbox.has_room());
+        outbox.grant(2);
+        push(&mut outbox, 1);
+        assert!(outbox.has_room());
+        push(&mut outbox, 2);
+        assert!(!outbox.has_room(), "both credits are spoken for");
+        outbox.pop();
+        assert!(!outbox.has_room());
+        outbox.grant(1);
+        assert!(outbox.has_room());
     }
 
     #[test]

@@ -457,6 +457,21 @@ pub enum HopControl {
         /// Microseconds between first and last.
         micros: u64,
     },
+    /// App to entry: this query's frames are requests, not a live source. One for which there is no room is refused, and none that was let
+    /// in is given up for it.
+    Requests {
+        /// The query.
+        query: QueryId,
+    },
+    /// Entry to app, before the end of a request that was refused: there may be room after this long.
+    RetryAfter {
+        /// The query.
+        query: QueryId,
+        /// The request.
+        frame: FrameId,
+        /// In ms.
+        ms: u32,
+    },
 }
 
 /// On a bidirectional stream of its own, node to node.

@@ -249,6 +249,8 @@ impl Camera {
                 at_ms: self.now_ms(),
                 what,
             })?,
+            // Frames of a camera are no requests.
+            Event::Refused { .. } => {}
             Event::Closed(reason) => anyhow::bail!("the query ended: {reason}"),
         }
         Ok(())

@@ -17,6 +17,9 @@ use crate::workers::Payload;
 
 use super::{Core, Effect, FrameKey, JobId, Neighbour, Reader};
 
+/// A refused request is not asked to come again sooner than this.
+const RETRY_AFTER_MIN: Duration = Duration::from_millis(10);
+
 /// Added to an operator's deadline before a run that never answers is given up here.
 const RUN_GRACE: Duration = Duration::from_secs(5);
 
@@ -145,14 +148,49 @@ impl Core {
         if self.now.since(arrival.born) >= self.deadline_of(key) {
             return Some(Outcome::Expired);
         }
-        let of_query = self.frames.range((key.0.clone(), FrameId(0))..);
-        let count = of_query
-            .take_while(|((query, _), _)| *query == key.0)
-            .count();
+        let is_request = reader.is_none() && self.requests.contains(&key.0);
+        if is_request && self.requests_in_care(&key.0) >= self.requests_max() {
+            return Some(Outcome::Rejected);
+        }
+        let count = self.frames_of(&key.0).count();
         let is_full = known.is_none() && count >= self.limits.frames_per_query;
         let bytes = arrival.payload.bytes.len() as u64;
         let is_heavy = self.held_bytes.saturating_add(bytes) > self.limits.held_bytes;
         (is_full || is_heavy).then_some(Outcome::Rejected)
+    }
+
+    fn frames_of(&self, query: &QueryId) -> impl Iterator<Item = &Frame> {
+        let of_query = self.frames.range((query.clone(), FrameId(0))..);
+        of_query
+            .take_while(move |((of, _), _)| of == query)
+            .map(|(_, frame)| frame)
+    }
+
+    /// Requests of a query that were let in here and have not ended.
+    fn requests_in_care(&self, query: &QueryId) -> usize {
+        let entered = |frame: &&Frame| frame.works.contains_key(&None);
+        self.frames_of(query).filter(entered).count()
+    }
+
+    /// As many requests of a query as may wait in any one place on their way, so that none is given up for a later one.
+    fn requests_max(&self) -> usize {
+        self.limits.queue_frames.min(self.limits.waiting_frames)
+    }
+
+    /// When a request that is refused may find room: as long as it takes at the present pace until one of those let in has ended.
+    fn retry_after(&self, query: &QueryId) -> Duration {
+        let deadline = self
+            .routes
+            .deadline(query)
+            .unwrap_or(self.limits.unknown_deadline);
+        let answer_time = self.answer_times.get(query).copied();
+        let in_care = u32::try_from(self.requests_in_care(query)).unwrap_or(u32::MAX);
+        (answer_time.unwrap_or(deadline) / in_care.max(1)).clamp(RETRY_AFTER_MIN, deadline)
+    }
+
+    fn note_answer_time(&mut self, query: &QueryId, took: Duration) {
+        let known = self.answer_times.entry(query.clone()).or_insert(took);
+        *known = known.mul_f64(0.8) + took.mul_f64(0.2);
     }
 
     fn make_work(&mut self, key: &FrameKey, reader: &Reader, arrival: Arrival) {
@@ -316,6 +354,19 @@ impl Core {
         self.remember(key, reader, outcome);
         for hop in gone {
             self.drop_hop(key, hop);
+        }
+        let is_request = reader.is_none() && self.requests.contains(&key.0);
+        if is_request && matches!(outcome, Outcome::Answered | Outcome::Late) {
+            self.note_answer_time(&key.0, self.now.since(work.born));
+        }
+        if is_request && outcome == Outcome::Rejected {
+            let ms = compass_shared::time::ms(self.retry_after(&key.0)).ceil() as u32;
+            let message = HopControl::RetryAfter {
+                query: key.0.clone(),
+                frame: key.1,
+                ms,
+            };
+            self.say(&Neighbour::App(key.0.clone()), message);
         }
         for upstream in work.upstreams {
             match upstream {

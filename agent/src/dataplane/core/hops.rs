@@ -125,6 +125,9 @@ impl Core {
 
     /// What the neighbour held is sent again, along the newest route.
     pub(super) fn disconnected(&mut self, neighbour: &Neighbour) {
+        if let Neighbour::App(query) = neighbour {
+            self.requests.remove(query);
+        }
         let Some(line) = self.lines.get_mut(neighbour) else {
             return;
         };
@@ -194,10 +197,17 @@ impl Core {
                 to,
                 outcome,
             } => self.hop_ended(from, &(query, frame), &to, outcome),
+            HopControl::Requests { query } => {
+                // Only an app says this of its own frames; what a node says of others' is not heard.
+                if matches!(from, Neighbour::App(own) if *own == query) {
+                    self.requests.insert(query);
+                }
+            }
             HopControl::Ping(_)
             | HopControl::Pong(_)
             | HopControl::Probe { .. }
-            | HopControl::ProbeReport { .. } => {}
+            | HopControl::ProbeReport { .. }
+            | HopControl::RetryAfter { .. } => {}
         }
     }
 

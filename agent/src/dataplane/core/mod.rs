@@ -16,7 +16,7 @@ mod hops;
 mod queues;
 mod routes;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -291,6 +291,10 @@ pub struct Core {
     ended: BTreeMap<(FrameKey, Reader), Outcome>,
     ended_order: VecDeque<(Moment, FrameKey, Reader)>,
     in_flight: BTreeMap<(QueryId, Generation), u32>,
+    /// Queries whose frames are requests: see [`HopControl::Requests`].
+    requests: BTreeSet<QueryId>,
+    /// How long their answers take, as of late.
+    answer_times: BTreeMap<QueryId, Duration>,
     next_id: u64,
     effects: Vec<Effect>,
 }
@@ -310,6 +314,8 @@ impl Core {
             ended: BTreeMap::new(),
             ended_order: VecDeque::new(),
             in_flight: BTreeMap::new(),
+            requests: BTreeSet::new(),
+            answer_times: BTreeMap::new(),
             next_id: 0,
             effects: Vec::new(),
         }
@@ -418,6 +424,9 @@ impl Core {
             queue.running.is_some() || !queue.waiting.is_empty() || routes.has_instance(*instance)
         });
         self.drop_withdrawn(&before);
+        let routes = &self.routes;
+        self.answer_times
+            .retain(|query, _| routes.query(query).is_some());
         let neighbours: Vec<_> = self.lines.keys().cloned().collect();
         for neighbour in &neighbours {
             self.grant(neighbour);

@@ -350,3 +350,87 @@ fn another_app_may_use_the_frame_numbers_of_the_one_before() {
     core.handle(Moment(1), Input::Target(Box::new(second)));
     assert_eq!(jobs(&frame(&mut core, &app, header(1, None, None, 0))), 1);
 }
+
+fn retries(effects: &[Effect]) -> Vec<(u64, u32)> {
+    effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Control {
+                message: HopControl::RetryAfter { frame, ms, .. },
+                ..
+            } => Some((frame.0, *ms)),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn a_request_without_room_is_refused_with_a_retry_time_and_none_is_given_up_for_it() {
+    let mut core = core_with("edge", &[route(1, &[("a", &[], "edge")])]);
+    let app = Neighbour::App(query());
+    core.handle(Moment(1), Input::Connected(app.clone()));
+    let requests = Input::Control {
+        from: app.clone(),
+        message: HopControl::Requests { query: query() },
+    };
+    core.handle(Moment(1), requests);
+    let mut running = None;
+    for number in 1..=4 {
+        let effects = frame(&mut core, &app, header(number, None, None, 0));
+        assert_eq!((ends(&effects), retries(&effects)), (vec![], vec![]));
+        running = running.or(effects.iter().find_map(|effect| match effect {
+            Effect::Run(job) => Some(job.id),
+            _ => None,
+        }));
+    }
+    // Nothing is known yet of how long an answer takes: it is spread over the deadline of 1200 ms.
+    let effects = frame(&mut core, &app, header(5, None, None, 0));
+    assert_eq!(ends(&effects), [Outcome::Rejected]);
+    assert_eq!(retries(&effects), [(5, 300)]);
+
+    // The first is answered after 100 ms: there is room for one, and then not before another has ended.
+    let at = Moment(1) + Duration::from_millis(100);
+    let end = JobEnd::Output(Payload {
+        content: "bytes".into(),
+        bytes: Bytes::from_static(b"y"),
+    });
+    let job = running.unwrap();
+    core.handle(at, Input::Finished { job, end });
+    let answered = HopControl::Ended {
+        query: query(),
+        frame: FrameId(1),
+        to: None,
+        outcome: Outcome::Answered,
+    };
+    let from = app.clone();
+    core.handle(
+        at,
+        Input::Control {
+            from,
+            message: answered,
+        },
+    );
+    let mut ended = Vec::new();
+    for number in [6, 7] {
+        let input = Input::Frame {
+            from: app.clone(),
+            header: header(number, None, None, 0),
+            payload: Bytes::from_static(b"x"),
+            link: Duration::ZERO,
+        };
+        ended.push(core.handle(at, input));
+    }
+    assert_eq!((ends(&ended[0]), retries(&ended[0])), (vec![], vec![]));
+    assert_eq!(ends(&ended[1]), [Outcome::Rejected]);
+    assert_eq!(retries(&ended[1]), [(7, 25)], "four share 100 ms");
+
+    // Without that word it is a live source: the oldest that waits gives way to the newest, and nobody is asked to come again.
+    core.handle(at, Input::Disconnected(app.clone()));
+    core.handle(at, Input::Connected(app.clone()));
+    let mut live = Vec::new();
+    for number in 8..=10 {
+        live.extend(frame(&mut core, &app, header(number, None, None, 0)));
+    }
+    assert!(!ends(&live).is_empty(), "{live:?}");
+    assert_eq!(retries(&live), []);
+}
