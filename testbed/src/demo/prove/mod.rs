@@ -1,7 +1,7 @@
 //! `demo --prove`: that the story can be told. For each phase, every configuration on every placement is looked at, without a fleet.
 //!
 //! Start at [`run`]. What configurations answer, and in what time, comes from running their operators on the film that the phase shows
-//! ([`observe`]); latency and cost are composed from that ([`compose`], which says what it leaves out); which plans meet all SLOs is counted
+//! ([`mod@observe`]); latency and cost are composed from that ([`compose`], which says what it leaves out); which plans meet all SLOs is counted
 //! in [`choose`]. As the demo itself does, a phase is judged by its last seconds. Deliberately absent: the planner. Whether it finds what is
 //! there to be found is for the demo to show.
 
