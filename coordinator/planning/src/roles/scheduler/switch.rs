@@ -10,7 +10,7 @@ use compass_shared::model::trigger::Trigger;
 use compass_shared::time::Moment;
 use compass_shared::wire::v1::{AppRoute, InstanceState, InstanceStatus};
 
-use super::state::{Draining, Warming, touches};
+use super::state::{Draining, QueryState, Warming, touches};
 use super::{Effect, Persist, PlanChange, Scheduler};
 use crate::candidate::shape_of;
 use crate::targets::{LiveQuery, node_targets, peer};
@@ -68,14 +68,32 @@ impl Scheduler {
                 }
             }
         }
-        if !self.retarget(effects) {
+        let mut sends = Vec::new();
+        if !self.retarget(&mut sends) {
             // The step was refused: everything stays as it was.
+            let others_move = self.others_move(&id);
             if let Some(state) = self.queries.get_mut(&id) {
+                let plan = state.warming.take().map(|warming| warming.plan);
                 (state.current, state.warming, state.draining) = backup;
+                if others_move && let Some(plan) = plan {
+                    // What another query is about to leave is in the way: to be thought of again when it has.
+                    state.held_back = Some((plan.trigger, now));
+                    return;
+                }
             }
+            effects.append(&mut sends);
             return;
         }
+        effects.append(&mut sends);
         self.advance(now, effects);
+    }
+
+    /// Whether another query is between two plans.
+    fn others_move(&self, id: &QueryId) -> bool {
+        let is_moving = |(other, state): (&QueryId, &QueryState)| {
+            other != id && (state.warming.is_some() || !state.draining.is_empty())
+        };
+        self.queries.iter().any(is_moving)
     }
 
     /// Whether a node of the plan on its way has no room for all that is live.
@@ -93,7 +111,11 @@ impl Scheduler {
         let ids: Vec<QueryId> = self.queries.keys().cloned().collect();
         for id in &ids {
             match self.readiness(id) {
-                Readiness::Ready => self.switch(now, id, effects),
+                Readiness::Ready => {
+                    if !self.switch(now, id, effects) {
+                        self.watch_deadline(now, id, effects);
+                    }
+                }
                 Readiness::Failed(node, reason) => {
                     self.call_off(now, id, &node, &reason, effects);
                 }
@@ -150,17 +172,18 @@ impl Scheduler {
         self.call_off(now, id, &node, &reason, effects);
     }
 
-    /// New frames take the new plan; the old one drains.
-    fn switch(&mut self, now: Moment, id: &QueryId, effects: &mut Vec<Effect>) {
+    /// New frames take the new plan; the old one drains. False when that has to wait: what another query is about to leave is in the way.
+    fn switch(&mut self, now: Moment, id: &QueryId, effects: &mut Vec<Effect>) -> bool {
         let left_at = Commit {
             term: self.term,
             number: self.commits + 1,
         };
+        let others_move = self.others_move(id);
         let Some(state) = self.queries.get_mut(id) else {
-            return;
+            return true;
         };
         let Some(warming) = state.warming.take() else {
-            return;
+            return true;
         };
         let backup = (state.current.clone(), state.draining.clone());
         if let Some(old) = state.current.replace(warming.plan.clone()) {
@@ -181,11 +204,14 @@ impl Scheduler {
             state.draining.clear();
         }
         if !self.retarget(&mut sends) {
-            // Not to be tried again at every report.
             if let Some(state) = self.queries.get_mut(id) {
                 (state.current, state.draining) = backup;
                 state.warming = Some(warming);
             }
+            if others_move {
+                return false;
+            }
+            // Not to be tried again at every report.
             effects.append(&mut sends);
             let node = self.queries[id].query.entry.clone();
             self.call_off(
@@ -195,7 +221,7 @@ impl Scheduler {
                 "the switch was refused by the checker",
                 effects,
             );
-            return;
+            return true;
         }
         if let Some(state) = self.queries.get_mut(id) {
             state.note_switch(now);
@@ -214,6 +240,7 @@ impl Scheduler {
         ))));
         self.tell_app(now, &warming, effects);
         effects.append(&mut sends);
+        true
     }
 
     fn tell_app(&self, now: Moment, warming: &Warming, effects: &mut Vec<Effect>) {
